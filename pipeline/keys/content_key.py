@@ -302,16 +302,20 @@ def is_reordered(field: str, configs: Sequence[Mapping[str, Any]]) -> bool:
 
 def names_in_order(field: str, fields: Mapping[str, Any]) -> list[str]:
     """Return the names of the mapping whose order ``field`` records; sorted ones have no such field."""
+    return [*map(str, fields.get(field) or sorted(_names_below(field, fields)))]
+
+
+def _names_below(field: str, fields: Mapping[str, Any]) -> set[str]:
     inside = f"{field.removeprefix(f'{ORDER}.')}."
-    names = {name.removeprefix(inside).partition(".")[0] for name in fields if name.startswith(inside)}
-    return [*map(str, fields.get(field) or sorted(names))]
+    return {name.removeprefix(inside).partition(".")[0] for name in fields if name.startswith(inside)}
 
 
 def _orders_of_common_names(
     field: str, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    orders = names_in_order(field, first), names_in_order(field, second)
-    one, two = orders[0] or sorted(orders[1]), orders[1] or sorted(orders[0])  # those inside of a list have no fields
+    one, two = names_in_order(field, first), names_in_order(field, second)
+    if not (_names_below(field, first) or _names_below(field, second)):  # a mapping inside of a list
+        one, two = one or sorted(two), two or sorted(one)  # only an order that isn't sorted is recorded
     return [name for name in one if name in two], [name for name in two if name in one]
 
 

@@ -155,6 +155,8 @@ def test_the_order_of_arguments_is_a_difference_only_between_the_same_arguments(
 
     texts = [[str(item) for item in differences(parts("b", "a"), parts(*others))] for others in (("b",), ("a", "b"))]
     assert texts == [["program.args.a: 1 → (absent)"], ["order of program.args: b, a → a, b"]]
+    without = {"config": {"program": {"args": None}}}
+    assert {item.field.partition(".")[0] for item in differences(parts("b", "a"), without)} == {"program"}
 
 
 def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> None:

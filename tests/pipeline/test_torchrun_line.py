@@ -79,6 +79,11 @@ def test_a_swept_name_with_a_dot_is_asked_for_in_the_scripts_form(args: str, fol
         translated(f"run --sweep model.lr=1,2 train.py{args}", folder)
 
 
+def test_an_expression_of_an_option_that_has_its_value_in_its_word_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"the values are written one by one: --seed=0,1,2"):
+        translated("run --sweep seed=range(3) train.py --seed=0", folder)
+
+
 def test_a_swept_option_with_several_words_behind_it_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"of 0\.3 digits behind --lr not all may be its values"):
         translated("run --sweep lr=0.1,0.2 train.py --lr 0.3 digits", folder)
@@ -86,7 +91,13 @@ def test_a_swept_option_with_several_words_behind_it_is_refused(folder: Path) ->
 
 @pytest.mark.parametrize(
     ("typed", "replaced"),
-    [("--lr 0.3 --epochs 1", ["--lr 0.3"]), ("--lr=0.3", ["--lr=0.3"]), ("--epochs 1", []), ("--lr --epochs 1", [])],
+    [
+        ("--lr 0.3 --epochs 1", ["--lr 0.3"]),
+        ("--lr=0.3", ["--lr=0.3"]),
+        ("--epochs 1", []),
+        ("--lr --epochs 1", []),
+        ("--tag lr=0.3", []),
+    ],
 )
 def test_a_value_that_a_sweep_replaces_is_named(typed: str, replaced: list[str], folder: Path) -> None:
     line = f"run --sweep lr=0.1,0.2 train.py {typed}"
@@ -116,6 +127,7 @@ def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
             "program.args._5=1,2",
         ),  # as Lightning's command line has them
         ("run --sweep model.lr=1,2 train.py --model.lr 3", "program.args._2=1,2"),
+        ("run --sweep z=true,false train.py --z true", "program.args._2='true','false'"),
         ("run --sweep z=1,2 train.py --z 0", "program.args._2=1,2"),
         ("run --sweep lr=1e-3,x train.py fit --lr 1", "program.args.lr='1e-3',x"),
         ("run --sweep seed=range(3) train.py", "program.args.seed=range(3)"),

@@ -80,8 +80,11 @@ def translated(
 def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
     """Yield a note for each value of the script's line that a sweep's values replace."""
     sweeps = _sweeps(line)
-    for word, following in zip(line.args, [*line.args[1:], "--end"], strict=False):
+    befores, followings = ["", *line.args], [*line.args[1:], "--end"]
+    for before, word, following in zip(befores, line.args, followings, strict=False):
         option, equals, _ = word.partition("=")
+        if equals and _LIKE_A_FLAG.match(before) and "=" not in before and not word.startswith("-"):
+            continue  # --tag a=b
         name = option.lstrip("-")
         if name in sweeps and (equals or (_LIKE_A_FLAG.match(word) and not _LIKE_A_FLAG.match(following))):
             yield f"--sweep {name}={sweeps[name]} replaces {word if equals else f'{word} {following}'}"
@@ -336,7 +339,7 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
         if option != value and (swept := option.lstrip("-")) in left:  # --lr=0.1, or Hydra's lr=0.1
             yield f"program.args.{name}={_each_with(option, left.pop(swept))}"
         elif values is not None or (splits and isinstance(value, str) and "," in value and not is_bare(name)):
-            yield f"program.args.{name}={_as_typed(values or value)}"
+            yield f"program.args.{name}={_as_typed(values or value, as_texts=is_bare(name))}"
         elif isinstance(value, list):
             yield f"program.args.{name}=[{','.join(map(_value, value))}]"
         else:
@@ -357,18 +360,24 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
             n_bare += 1
             yield f"program.args._{n_bare}='--{name}'"
         n_bare += 1
-        yield f"program.args._{n_bare}={_as_typed(values) if has_options else _each_with(name, values)}"
+        yield f"program.args._{n_bare}={_as_typed(values, as_texts=True) if has_options else _each_with(name, values)}"
 
 
 def _each_with(option: str, values: str) -> str:
+    if _EXPRESSION.search(values):
+        raise UsageError(f"--sweep {option}={values}: of this option the values are written one by one: {option}=0,1,2")
     return ",".join(_value(f"{option}={value}") for value in values.split(","))
 
 
-def _as_typed(values: str) -> str:
-    """Quote the values of a sweep so that numbers are passed on as typed: 1e-3 and not 0.001."""
+def _as_typed(values: str, *, as_texts: bool = False) -> str:
+    """Quote the values of a sweep so that numbers are passed on as typed: 1e-3 and not 0.001.
+
+    ``as_texts``: true, false and null too, which else say whether an option is there.
+    """
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
-    return ",".join(_value(text) if _NUMBER.fullmatch(text) else text for text in values.split(","))
+    is_text = _NUMBER if not as_texts else re.compile(rf"{_NUMBER.pattern}|true|false|null")
+    return ",".join(_value(text) if is_text.fullmatch(text) else text for text in values.split(","))
 
 
 def _value(text: str) -> str:
