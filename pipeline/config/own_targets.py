@@ -188,6 +188,10 @@ def _check_arguments(description: TargetDescription, use: _Use, setting: str, gi
         takes = f"takes {accepted or 'no'} argument{'' if accepted == 1 else 's'} by place"
         raise UsageError(f"{where} {takes}; {setting} is called with {' and '.join(positional)}")
     names = _names(description)[1 if setting == "optimizer" else len(positional) :]
+    if setting == "optimizer" and "lr" not in names and "VAR_KEYWORD" not in kinds:
+        raise UsageError(
+            f"{where} has no argument lr, which every optimizer gets", hint="def __init__(self, params, lr, …)"
+        )
     for name in given:
         if name not in names and "VAR_KEYWORD" not in kinds:
             raise UsageError(f"{use.arguments}.{name} is no argument of {where}; {suggestion(name, names)}")

@@ -380,7 +380,11 @@ def lacking(name: str, place: str, elsewhere: str = "") -> UsageError:
     else:
         nowhere = "neither a file of the project nor of the standard library nor of an installed distribution"
         what, optional = f"{place} imports {name}: {nowhere}", f"try: import {name} … except ImportError"
-        hints = [f"{install('PACKAGE')}, the one that has it", f"where it may be missing, {optional}"]
+        hints = [
+            f"{install('PACKAGE')}, the one that has it",
+            "where it is code of yours in another folder, cluster.env.PYTHONPATH=<that folder>",
+            f"where it may be missing, {optional}",
+        ]
     hints[1:1] = [f"where the hosts have it, {elsewhere}"] if elsewhere else []
     return UsageError(what, hint="; or, ".join(hints))
 

@@ -59,6 +59,8 @@ def alone(logits, *, k=1): ...
 def nothing(): ...
 def any(*given): ...
 class Bare: ...
+class Still(Optimizer):
+    def __init__(self, params): ...
 """
 
 
@@ -163,6 +165,8 @@ DOES_NOT_FIT = [
      "nothing (my_package/optim.py:8) takes no arguments by place; dataset.augmentation is called with image"),
     (optimizer("my_package.optim:nothing"),
      "optimizer.target=my_package.optim:nothing: nothing (my_package/optim.py:8) is a function"),
+    (optimizer("my_package.optim:Still"),
+     "Still (my_package/optim.py:12) has no argument lr, which every optimizer gets"),
     (model("my_package.optim:Bare"), "Bare (my_package/optim.py:10) is no subclass of torch.nn.Module"),
 ]  # fmt: skip
 
