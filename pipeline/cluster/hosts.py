@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,7 +154,7 @@ def _without_own_paths(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------- data and environments (doit sync)
-_NO_NETWORK = re.compile(r"NewConnectionError|No matching distribution|name resolution|dns error|[Nn]etwork is unreach")
+_NO_NETWORK = re.compile(r"NewConnectionError|from versions: none|name resolution|dns error|[Nn]etwork is unreach")
 _INSTALL_TIMEOUT_S = 7200.0
 
 
@@ -215,7 +216,7 @@ def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], report
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
         error, hint = str(answer.reported_error), f"{ssh_command(host, launcher.cluster.ssh_config)} '{repeat}'"
         if lock.wheelhouse is None and _NO_NETWORK.search(error):
-            download = f"python -m pip download --no-deps --require-hashes -r {lock.path} -d wheels"
+            download = f"python -m pip download --no-deps --require-hashes -r {shlex.quote(str(lock.path))} -d wheels"
             hint = f"{download}, then the same command with cluster.wheelhouse=wheels; or once it has a network {hint}"
         return error, hint
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import sha256_text
-from pipeline.core.printable import hydra_value, shell_word
+from pipeline.core.printable import hydra_value, printable, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
 from trainers.observation.input_changes import host_identity
 
@@ -149,10 +149,10 @@ def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Map
 
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
-    seen = ", ".join(f"{name}={'…' if is_secret_name(name) else _shown(value)}" for name, value in variables)
-    values = {
-        name: f"'${{oc.env:{name}}}'" if is_secret_name(name) else hydra_value(value) for name, value in variables
-    }
+    hidden = {name for name, value in variables if is_secret_name(name) or any(in_forms(value))}
+    seen = ", ".join(f"{name}={'…' if name in hidden else _shown(value)}" for name, value in variables)
+    values = {name: hydra_value(value) for name, value in variables}
+    values |= {name: f"'${{oc.env:{name}}}'" for name in hidden}
     words = " ".join(shell_word(f"cluster.env.{name}={value}") for name, value in values.items())
     one = len(variables) == 1
     return (
@@ -162,4 +162,4 @@ def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
 
 
 def _shown(value: str) -> str:
-    return value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "…"
+    return printable(value if len(value) <= _LONGEST_SHOWN else value[:_LONGEST_SHOWN] + "…")

@@ -166,7 +166,7 @@ DOES_NOT_FIT = [
     (optimizer("my_package.optim:nothing"),
      "optimizer.target=my_package.optim:nothing: nothing (my_package/optim.py:8) is a function"),
     (optimizer("my_package.optim:Still"),
-     "Still (my_package/optim.py:12) has no argument lr, which every optimizer gets"),
+     "Still (my_package/optim.py:11) has no argument lr, which every optimizer gets"),
     (model("my_package.optim:Bare"), "Bare (my_package/optim.py:10) is no subclass of torch.nn.Module"),
 ]  # fmt: skip
 

@@ -136,3 +136,6 @@ def test_variables_of_this_shell_that_the_code_reads_and_does_not_get_are_named_
     assert text.startswith("A_TOKEN=…, LR=0.2 of this shell, read by the code, aren't passed to the ranks; ")
     assert r"""cluster.env.A_TOKEN='\${oc.env:A_TOKEN}'" "cluster.env.LR='0.2'" takes them along""" in text
     assert read_but_not_passed(["USER"], [], environ) is None
+    text = read_but_not_passed(["URL"], [], {"URL": "postgres://me:secret99@host/db"})
+    assert "secret99" not in str(text)
+    assert r"cluster.env.URL='\${oc.env:URL}'" in str(text)

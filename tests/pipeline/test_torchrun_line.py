@@ -54,6 +54,7 @@ def translated(line: str, folder: Path) -> list[str]:
         ("run train.py --in 1 --in 2", ["program.args.in=1", "program.args._1='--in'", "program.args._2=2"]),
         ("run train.py --lr 0.1 --z 1", ["program.args.lr=0.1", "program.args._1='--z'", "program.args._2=1"]),
         ("run train.py --resume {resume} --name {x}", ["program.args.resume='{resume}'", "program.args.name='{{x}}'"]),
+        ("run train.py --lr 1 {resume}", ["program.args.lr=1", "program.args._1='{resume}'"]),
         ("run train.py --resume {resume} 100", ["program.args.resume='{resume}'", "program.args._1=100"]),
         ("run tracking=none train.py tracking=none", ["program.args._1='tracking=none'", "tracking=none"]),
         ("run -m package.train --lr 0.1", ["program.module=package.train", "program.args.lr=0.1"]),

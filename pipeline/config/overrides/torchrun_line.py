@@ -313,7 +313,7 @@ def _named(args: Sequence[str]) -> dict[str, Any]:
         name = (match["long"] or match["short"]) if match is not None else ""
         if name and name not in mapping and not is_bare(name):
             option, mapping[name] = name, []
-        elif option and not _LIKE_A_FLAG.match(word):
+        elif option and not _LIKE_A_FLAG.match(word) and not (mapping[option] and _RESUME.fullmatch(word)):
             mapping[option].append(word)
             if _RESUME.fullmatch(word):  # one value, which is left out with its option while there is no checkpoint
                 option = ""
