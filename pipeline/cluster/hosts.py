@@ -1,4 +1,4 @@
-"""The hosts of a cluster: their launcher, their answers to its probe, what `doit sync` brings, what is known before."""
+"""The hosts of a cluster: their answers, what `doit sync` brings them, and what can be said before they are asked."""
 
 from __future__ import annotations
 

@@ -134,7 +134,9 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> PlannedTask:
         source = f"{paths}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
         return PlannedTask("fetch", True, "; ".join([source or "no data (program.data)", *config.script.notes]))
     if pack is None or pack.path is None:
-        return PlannedTask("fetch", False, f"{config.train.dataset.name} isn't here")
+        source = config.resolved["dataset"].get("source")
+        why = f"there is no pack of {source} as it is now" if source else f"{config.train.dataset.name} isn't here"
+        return PlannedTask("fetch", False, why)
     return PlannedTask("fetch", True, f"data/{pack.path.name}, digest {pack.digest[:12]}")
 
 

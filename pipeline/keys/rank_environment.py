@@ -97,8 +97,9 @@ DECIDING = (
 _OF_LAUNCHERS = (
     *("*RANK", "*WORLD_SIZE", "MASTER_*", "TORCHELASTIC_*", "PACELINE_*"),
     *("SLURM_*", "PBS_*", "LSB_*", "OMPI_*", "PMI_*", "KUBERNETES_*"),
+    *("PWD", "OLDPWD", "SHLVL", "DISPLAY", "WAYLAND_DISPLAY", "TERM", "COLORTERM", "COLUMNS", "LINES", "SSH_*"),
 )
-"""Variables of torchrun and of jobs, which say where a process runs."""
+"""Variables of torchrun, of jobs and of terminals, which say where a process runs."""
 
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
 """Variables by which container images and module systems describe installed software; dropped without a message."""

@@ -376,7 +376,7 @@ def _as_typed(values: str, *, as_texts: bool = False) -> str:
     """
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
-    is_text = _NUMBER if not as_texts else re.compile(rf"{_NUMBER.pattern}|true|false|null")
+    is_text = _NUMBER if not as_texts else re.compile(rf"{_NUMBER.pattern}|(?i:true|false|null)")
     return ",".join(_value(text) if is_text.fullmatch(text) else text for text in values.split(","))
 
 

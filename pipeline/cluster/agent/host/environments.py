@@ -27,6 +27,7 @@ from ..requests import FindEnvironmentRequest, MakeEnvironmentRequest
 from ..wire import say
 
 LAST_LINES = 12
+_SAYS_LITTLE = re.compile(r"^Ignoring \S+: markers|Retrying \(")  # lines of pip
 _REPORT_S = 1.0
 _ENDING_S = 5.0
 
@@ -73,9 +74,6 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
                 if os.path.realpath(environment) != os.path.realpath(folder):
                     shutil.rmtree(folder, ignore_errors=True)
     say(python=os.path.join(environment, "bin", "python"), packages=count_of(environment))
-
-
-_SAYS_LITTLE = re.compile(r"^Ignoring \S+: markers|Retrying \(")  # lines of pip
 
 
 def remove_unfinished(environment: str) -> None:
