@@ -1,4 +1,7 @@
-"""Whether an input of a finished result, besides its key, has changed since ``input_record`` made its record."""
+"""Whether an input of a finished result, besides its key, has changed since ``input_record`` made its record.
+
+Also the advice to make such an input a part of the key.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ def _cells(line: bytes) -> list[str]:
 
 def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
     numbers = {
-        name.strip(): number for name, text in cells.items() if name and (number := _number_in(text)) is not None
+        name.strip(): number
+        for name, text in cells.items()
+        if name.strip() and (number := _number_in(text)) is not None
     }
     titles = {name.lower(): name for name in numbers}  # also Epoch, Step
     epoch = _whole(numbers.pop(titles.get("epoch", ""), None))
