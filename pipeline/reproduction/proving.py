@@ -135,6 +135,8 @@ def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collec
     """
     if not kills:
         return "it had ended before it could be killed"
+    if len(starts) == 1 and starts != [None]:
+        return "it was killed when its training had ended, so no attempt followed"
     # an attempt that begins at the last of several steps has only evaluated again
     trained_nothing = starts[-1:] == [None] or (len(steps) > 2 and starts[-1:] == [max(steps)])
     if len(starts) > 1 and trained_nothing and any(step is not None for step in starts):

@@ -207,6 +207,7 @@ def test_a_metric_of_the_whole_training_is_told_from_one_of_each_step() -> None:
         ([], [0], True, "it had ended before it could be killed"),
         ([saved(*ALL)], [0, None], True, "it was killed behind its last checkpoint, with nothing left to train"),
         ([saved(*ALL)], [0, 30], True, "it was killed behind its last checkpoint, with nothing left to train"),
+        ([saved(*ALL)], [0], True, "it was killed when its training had ended, so no attempt followed"),
         ([NOT_SAVED], [0, 0], False, ""),
         ([NOT_SAVED], [0, 0], True, "it had saved no checkpoint before any kill, so nothing was resumed"),
     ],
