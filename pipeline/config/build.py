@@ -121,7 +121,8 @@ def build(
         root: the folder that relative paths start at.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
         shares_batch: refuse a global batch that the ranks can't share; False for what doesn't train.
-        must_exist: refuse a script whose files are missing; False to look up runs whose files may have moved.
+        must_exist: refuse a script whose files are missing, and a class of the user's own; False to look up runs whose
+            files may have moved, and those of any class (``model=own`` without a target).
         steps: finds the step that the data comes from.
         children: ``init.run`` of the runs that start from this one.
 
@@ -132,9 +133,9 @@ def build(
     with_data_path, step = with_step(with_script_facts(resolved, root), steps)
     of_program, script = with_script(with_data_path, overrides, root, must_exist=must_exist, has_step=step is not None)
     of_run = with_step_named(of_program, resolved)
-    train = train_config(with_data_path)
+    train = train_config(with_data_path if must_exist else _with_any_target(with_data_path))
     cluster = build_cluster(of_run["cluster"], root=root, local_gpus=local_gpus)
-    _check_together(of_run, train, cluster, root, shares_batch=shares_batch)
+    _check_together(of_run, train, cluster, root, shares_batch=shares_batch, checks_targets=must_exist)
     secrets = secret_values(of_run)
     return RunConfig(
         train=train,
@@ -152,6 +153,15 @@ def build(
         secrets=secrets,
         parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, children=children),
     )
+
+
+def _with_any_target(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {**section, "target": "any:any"}
+        if isinstance(section, Mapping) and section.get("target") == ""
+        else section
+        for name, section in resolved.items()
+    }
 
 
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
@@ -186,13 +196,19 @@ def parent_of(
 
 
 def _check_together(
-    resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
+    resolved: Mapping[str, Any],
+    train: node.TrainConfig,
+    cluster: Cluster,
+    root: Path,
+    *,
+    shares_batch: bool,
+    checks_targets: bool,
 ) -> None:
     refuse_non_finite(resolved)
     if not programs.of(resolved).is_ours:
         check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
         return
-    if train.targets or train.dataset.name == node.OWN:
+    if checks_targets and (train.targets or train.dataset.name == node.OWN):
         from pipeline.config.own_targets import check_targets  # describes classes and functions of the user's own
 
         check_targets(train, root, cluster.python_path)

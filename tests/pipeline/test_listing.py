@@ -104,6 +104,14 @@ def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, listed: Printed,
         listed(runs_dir, word)
 
 
+@pytest.mark.slow
+def test_a_group_of_ones_own_lists_all_its_runs_without_a_target(tmp_path: Path, listed: Printed) -> None:
+    of_mine = compose.resolve(compose.compose_config(["model=own", "model.target=my.nets:Net"]))
+    finished(tmp_path, config=of_mine)
+    finished(tmp_path)
+    assert len(listed(tmp_path, "model=own").splitlines()) == 1
+
+
 def test_an_experiment_lists_what_was_started_with_that_word(tmp_path: Path, listed: Printed) -> None:
     quick, other = trained(tmp_path, 0), trained(tmp_path, 1, provenance={"overrides": ["seed=1"]})
     assert [line.split()[0] for line in listed(tmp_path, "experiment=quickstart").splitlines()] == [quick.key]
