@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -26,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
 _BACKLOG = 4096
+_AWAIT_S, _AWAIT_TRY_S, _AWAIT_AGAIN_S = 5.0, 1.0, 0.02
 _JOIN = timedelta(minutes=10)  # torchrun's own limit for the other hosts to join
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With 1, torch counts GPUs by NVML. Forks of a process that has initialised CUDA's runtime can't use a GPU (torch's
@@ -47,6 +49,8 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
         options.master_port = store.port
+    if options.node_rank > 0:
+        await_listener(options.master_addr, options.master_port)
     if show_as is None:
         port = f"--master-port={options.master_port}"
         torchrun.main([port if word == "--master-port=0" else word for word in sys.argv[1:]])
@@ -99,6 +103,18 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
     sys.argv[:] = [str(entry.__file__), *arguments]
     sys.modules["__main__"] = entry  # spawned processes of data loaders import it
     entry.main()
+
+
+def await_listener(address: str, port: int) -> None:
+    """Wait until something listens there, for a few seconds: torch itself tries again only after half a second."""
+    until = time.monotonic() + _AWAIT_S
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((address, port), _AWAIT_TRY_S).close()
+        except OSError:  # also a name that can't be resolved, and a timeout: torch reports them
+            time.sleep(_AWAIT_AGAIN_S)
+        else:
+            return
 
 
 def listen(address: str, port: int) -> TCPStore | None:

@@ -133,3 +133,20 @@ def test_the_store_listens_at_the_address_of_the_run_alone() -> None:
 def test_an_address_that_no_interface_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchrun.listen(NOT_HERE, 0) is None
     assert f"can't listen at {NOT_HERE} alone (Cannot assign requested address)" in capsys.readouterr().err
+
+
+def test_a_node_waits_until_the_first_one_listens_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[tuple[str, int]]()
+
+    def connect(place: tuple[str, int], _: float) -> socket.socket:
+        tried.append(place)
+        if len(tried) < 3:
+            raise ConnectionRefusedError
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    torchrun.await_listener("node0", 4)
+    assert tried == [("node0", 4)] * 3
+    monkeypatch.setattr(torchrun, "_AWAIT_S", 0.0)
+    torchrun.await_listener("node0", 4)
+    assert len(tried) == 3, "torch reports what it can't reach"
