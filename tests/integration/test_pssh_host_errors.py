@@ -73,7 +73,7 @@ def test_unknown_host_key_is_never_accepted_but_the_way_is_shown(lab: Lab, tmp_p
     config = changed(lab, tmp_path, UserKnownHostsFile=str(known), GlobalKnownHostsFile="/dev/null")
     text = error(config, Host(name="node0"), Host(name="node1"))
     assert "node0: its host key is not in known_hosts" in text
-    assert "node1 true, compare the fingerprint, answer yes" in text
+    assert "node0 true, compare the fingerprint, answer yes, and the same for node1" in text
     assert known.read_text() == ""
 
 

@@ -33,7 +33,7 @@ def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are
     assert lines[21:] == ["  and 280 more", "  try: cluster.python=null, or the path of an interpreter"]
     assert len(caught.value.hosts) == 300
     _, hints = client.failures(answers, lambda host, _: ("down", f"ssh {host.label} true"))
-    assert hints == ["ssh host0 true"], "the same for all, but for the name"
+    assert hints == ["ssh host0 true, and the same for host1, host2, host3, host4 and 295 more"]
 
 
 def test_a_node_tries_the_next_few_nodes_where_it_hears_nobody() -> None:

@@ -10,6 +10,7 @@ import json
 import secrets
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +33,7 @@ from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, Host, LaunchPlan
-from pipeline.core.tables import counted
+from pipeline.core.tables import counted, first_of
 from pipeline.keys import rank_environment
 from pipeline.runs import journal
 from trainers.contract import run_folder
@@ -140,17 +141,18 @@ class AgentClient:
         return why, WHEN_BUSY_HINT if BUSY in (answer.reported_error or "") else hint
 
     def failures(self, answers: Mapping[str, Answer], explain: Explain) -> tuple[list[str], list[str]]:
-        """Return a row for each host that failed, and the fixes, each once, also if only the host's name differs."""
-        rows, hints = list[str](), dict[str, str]()
+        """Return a row for each host that failed, and the fixes: one for all hosts where only their names differ."""
+        rows, hints, others = list[str](), dict[str, str](), defaultdict[str, list[str]](list)
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
             if answer is None or answer.error is None:
                 continue
             why, hint = explain(host, answer)
             rows.append(f"  {host.label}: {why}")
-            if hint:
-                hints.setdefault(hint.replace(host.label, "HOST"), hint)
-        return rows, [*hints.values()]
+            if hint and hints.setdefault(form := hint.replace(host.label, "HOST"), hint) != hint:
+                others[form].append(host.label)
+        same = {form: f", and the same for {first_of(labels, _NAMED)}" for form, labels in others.items()}
+        return rows, [f"{hint}{same.get(form, '')}" for form, hint in hints.items()]
 
     def reported_counts(self, labels: Sequence[str]) -> dict[str, int]:
         """Return host label → the newest count that its agent has reported, for another thread.
