@@ -208,6 +208,7 @@ _LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
 """Numbers that Python prints as they were typed. Others are passed on as texts."""
 _NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
+_NUMBER_OR_WORD = re.compile(rf"{_NUMBER.pattern}|(?i:true|false|null)")
 _EXPRESSION = re.compile(r"[(\[{'\"]")
 _SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with the code
 
@@ -376,7 +377,7 @@ def _as_typed(values: str, *, as_texts: bool = False) -> str:
     """
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
-    is_text = _NUMBER if not as_texts else re.compile(rf"{_NUMBER.pattern}|(?i:true|false|null)")
+    is_text = _NUMBER_OR_WORD if as_texts else _NUMBER
     return ",".join(_value(text) if is_text.fullmatch(text) else text for text in values.split(","))
 
 
