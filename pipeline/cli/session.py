@@ -115,7 +115,7 @@ class Session:
         return self.invocation.verb in ("why", "attach") and "run" in self.invocation.options
 
     def _resolved(self) -> dict[str, Any]:
-        """Compose with Hydra; of words that a training has composed before, read the memo."""
+        """Compose with Hydra; of words that were composed before, read the memo."""
         memo = ComposeMemo(ROOT, self._composed_words)
         if self._composed is None and (remembered := memo.recall()) is not None:
             return remembered
@@ -124,7 +124,8 @@ class Session:
         if self._composed is not None:
             return compose.resolve(self._composed)
         resolved = compose.resolve(compose.compose_config(self._composed_words))
-        if self.invocation.verb == "train":
+        # only a training makes the folder for runs, in which the memo lies
+        if self.invocation.verb == "train" or (ROOT / resolved["paths"]["runs"]).is_dir():
             memo.keep(resolved)
         return resolved
 
