@@ -30,7 +30,7 @@ from pipeline.comparing.groups import (
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted, fenced, first_of
 from pipeline.keys.content_key import Difference
-from pipeline.runs.contents import set_apart, short_field_names
+from pipeline.runs.contents import distinguishing_labels, short_field_names
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.results import DEFAULT_METRIC, MINIMIZE, SHOWN, direction_of, with_spread
 
@@ -117,7 +117,7 @@ class Report:
             return f"{head}: {' × '.join(names) if len(names) <= _MOST_NAMED else first_of(names, _MOST_NAMED)}"
         if len(self.runs) == 1:
             words = [word for word in run.overrides if word.lstrip("+").partition("=")[0] not in _IN_WHAT]
-            return " ".join((head, *set_apart(words, run.config)))
+            return " ".join((head, *distinguishing_labels(words, run.config)))
         return f"{head}, {counted(len({repr(one.seed) for one in self.runs}), 'seed')}"
 
     @cached_property

@@ -276,7 +276,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
             case NodeBeat():
                 view(event)
                 if samples is not None:
-                    samples.heard(event, time.time())
+                    samples.add(event, time.time())
             case _:
                 view(event)
 

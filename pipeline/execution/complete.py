@@ -29,7 +29,7 @@ from pipeline.execution.work import RunServices, Say, Work, add_to_journal
 from pipeline.keys import rank_environment
 from pipeline.runs import acceptance, contents, journal
 from pipeline.runs.checkpoints import CheckpointMirror
-from pipeline.runs.folder import removed
+from pipeline.runs.folder import missing_error
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result
 from pipeline.tracking.client import Recorder
@@ -98,7 +98,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise removed(error.filename) from error
+        raise missing_error(error.filename) from error
     except OSError as error:
         raise PacelineError(
             f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
@@ -130,7 +130,7 @@ def _train_locked(run: Run, *, argv: Sequence[str], say: WaitReports, services: 
             )
     result, _ = acceptance.result_or_accepted(run.folder)
     if result is None:
-        raise removed(run.folder.result)
+        raise missing_error(run.folder.result)
     return result
 
 
@@ -219,7 +219,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
     work.lock.check()
     summary = run.folder.read_summary()
     if summary is None:
-        raise removed(run.folder.summary)
+        raise missing_error(run.folder.summary)
     if run.config.program.evaluated:
         say.doing("making the evaluation report")
         work.services.evaluate(run.folder, run.root)

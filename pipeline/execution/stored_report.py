@@ -86,7 +86,7 @@ def renew(folder: RunFolder, root: Path, say: Callable[[str], None]) -> None:
         recorded = folder.recorded_files()
         expected = recorded.get(run_folder.PREDICTIONS)
         if expected is not None and (why := why_altered(predictions, expected)):
-            raise folder.altered(run_folder.PREDICTIONS, why)
+            raise folder.altered_error(run_folder.PREDICTIONS, why)
         intact = all(name in recorded and why_altered(folder.path / name, recorded[name]) is None for name in EVALUATED)
         if not intact or stale_because(folder, root) is not None:
             make(folder, root)

@@ -21,7 +21,7 @@ from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.reproduction.recipe import SOURCE, pack
 from pipeline.runs import acceptance
-from pipeline.runs.folder import RunFolder, check_parts, leads_out, not_read
+from pipeline.runs.folder import RunFolder, check_parts, leads_out, link_warning
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
@@ -78,7 +78,7 @@ def export(
     matched = [path for pattern in patterns for path in sorted(folder.path.glob(pattern)) if path.is_file()]
     paths = [path for path in matched if "__pycache__" not in path.parts]  # local runs leave one in code/
     if away := [path for path in paths if leads_out(path, folder.path)]:
-        say(not_read(away, folder.path))
+        say(link_warning(away, folder.path))
     members = dict(_member(folder, path) for path in paths if path not in away)
     _, accepted = acceptance.result_or_accepted(folder)
     if accepted is not None:  # with the other run's result that it refers to

@@ -1,2 +1,2 @@
-"""Runs on disk: the folder of one (``folder``), all of them (``index``), the progress of one (``status``). Starts
-nothing."""
+"""Runs on disk, read and written without starting anything: the folder of a run (``folder``), the list of all runs
+(``index``), the state of a run (``status``)."""

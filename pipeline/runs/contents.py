@@ -1,5 +1,7 @@
 """Facts about a run (its name, its ranks, what it trains) from the contents of key.json, config.json and plan.json.
-Damaged parts are left out."""
+
+Callers have read these files and pass them as dictionaries: nothing here reads a file. Damaged parts are left out.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +17,57 @@ from pipeline.keys.content_key import KEY_VERSION
 from trainers.core.config import OWN
 
 REPLACED = "replaced"
-"""In the record ``unkeyed``: the key has the content of the file at the start of the run, which then changed."""
+"""A value of the record ``unkeyed`` (path → how a run read it): the file was replaced after the key was taken of it."""
 
 _NOT_OF_THE_RUN = ("cluster", "tracking", "paths", "sweep", "search", "hydra", "notify")
 """Sections of the configuration that say where a run takes place, what is swept or searched, or who is notified."""
 _KEY_DIGITS = 4
-_MAX_VALUE = 32  # characters of one value
-_MAX_APART = 90  # of all together: MLflow's table shows no more
+_MOST_OF_VALUE = 32  # characters of one value
+_MOST_OF_LABELS = 90  # of all labels together: MLflow's table shows no more
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
 
 
 def makes_another_run(override: str) -> bool:
-    """Whether an override, or the name before its ``=``, can make another run."""
+    """Return True if an override, or the name before its ``=``, can make another run."""
     return re.split(r"[.=@/]", override.lstrip("+~"), maxsplit=1)[0] not in _NOT_OF_THE_RUN
 
 
-def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
+def distinguishing_labels(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return short labels: ``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
 
-    Overrides about places are left out, and of two for one field the last counts. ``config`` tells groups from fields.
+    Overrides that can't make another run are left out, and of two for one field the last counts. ``config``, the
+    content of config.json, says which names are groups.
     """
     override_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if makes_another_run(word)}
-    last = Counter(name.rpartition(".")[2] for name in override_by_name)
-    return tuple(
-        _label(name, word, config, full=last[name.rpartition(".")[2]] > 1) for name, word in override_by_name.items()
-    )
+    uses = Counter(name.rpartition(".")[2] for name in override_by_name)  # of each last word of a field
+    labels = []
+    for name, word in override_by_name.items():
+        ambiguous = uses[name.rpartition(".")[2]] > 1
+        labels.append(_label(name, word, config, words=2 if ambiguous else 1))
+    return tuple(labels)
 
 
-def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> str:
-    value = short_value(word.partition("=")[2])
-    if isinstance(config.get(name), Mapping) or name.startswith("~"):
+def _label(name: str, override: str, config: Mapping[str, Any], *, words: int) -> str:
+    """Return the label of one override; ``words``: how many of the last words of its field are shown."""
+    value = short_value(override.partition("=")[2])
+    if isinstance(config.get(name), Mapping) or name.startswith("~"):  # a group, or one that is removed
         return value or name
     if name.endswith(".name") and isinstance(config.get(name.removesuffix(".name")), Mapping):
-        return value  # of the option, which says as much
-    return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
+        return value  # model.name=resnet18 is read like model=resnet18
+    return f"{'.'.join(name.split('.')[-words:])}={value}"
 
 
 def short_field_names(fields: Sequence[str]) -> dict[str, str]:
     """Return field → its last word (``optimizer.lr`` → ``lr``), with the word before it where that isn't enough."""
-    last = Counter(_last_words(name, 1) for name in fields)
-    short = {name: _last_words(name, 1 if last[_last_words(name, 1)] == 1 else 2) for name in fields}
-    same = Counter(short.values())
-    return {name: word if same[word] == 1 else name for name, word in short.items()}
+    uses = Counter(_last_words(name, 1) for name in fields)
+    short = {name: _last_words(name, 1 if uses[_last_words(name, 1)] == 1 else 2) for name in fields}
+    # fields that even two words don't tell apart keep their full names
+    uses = Counter(short.values())
+    return {name: word if uses[word] == 1 else name for name, word in short.items()}
 
 
 def _last_words(name: str, words: int) -> str:
-    """Return the last words of a field; of ``model.name``, which chooses the option of a group, ``model``."""
+    """Return the last words of a field; ``model`` for ``model.name``, which chooses the option of a group."""
     return ".".join(name.removesuffix(".name").split(".")[-words:])
 
 
@@ -69,39 +76,42 @@ def short_value(value: str) -> str:
     plain = printable(value.strip("'\""))
     if _LONG_NUMBER.fullmatch(plain):
         return f"{float(plain):.4g}"
-    return plain if len(plain) <= _MAX_VALUE else plain[: _MAX_VALUE - 1] + "…"
+    return plain if len(plain) <= _MOST_OF_VALUE else plain[: _MOST_OF_VALUE - 1] + "…"
 
 
 def overrides_in(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that made the run, from what provenance.json holds."""
+    """Return the overrides that made the run, from the content of provenance.json."""
     overrides = provenance.get("overrides")
     return [str(override) for override in overrides] if isinstance(overrides, list) else []
 
 
-def chosen_in(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the overrides that the newest of a run's sweeps has chosen for it."""
+def swept_overrides(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the overrides that the newest of a run's sweeps chose for it; ``sweeps`` is from sweeps.json."""
     return [str(override) for override in sweeps[-1].get("overrides") or ()] if sweeps else []
 
 
 def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
-    """``lr=0.1 seed=2 · 9176``: the short name, and the first digits of the key, which tell equal names apart."""
+    """Return ``lr=0.1 seed=2 · 9176``: the short name and the first digits of the key, which tell equal names apart."""
     return f"{short_name(config, words, swept=swept)} · {key[:_KEY_DIGITS]}"
 
 
 def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequence[str] = ()) -> str:
-    """Name a run by what sets it apart: a trial by what its sweep varied (``swept``), another run by model, data set
-    and overrides, a script's by the script and its arguments. MLflow's column shows some twenty characters.
+    """Return a name by which users tell runs apart; MLflow's column shows some twenty characters of it.
+
+    A trial is named by the overrides that its sweep chose (``swept``), another run of the classifier by model, data set
+    and overrides (``words``), a script's run by the script and its arguments.
     """
-    if apart := set_apart(swept, config):
-        return _joined(apart)
+    if labels := distinguishing_labels(swept, config):
+        return _joined(labels)
+    # the head says already what these overrides choose
     if programs.of(config).is_ours:
         head = f"{_option(config, 'model')} {_option(config, 'dataset')}"
-        said: tuple[str, ...] = ("model", "dataset", "experiment")
+        in_head: tuple[str, ...] = ("model", "dataset", "experiment")
     else:
         head = PurePosixPath(programs.script_of(config)).stem
-        said = ("experiment", "program", "program.script", "program.torchrun")
-    apart = set_apart((word for word in words if word.lstrip("+").partition("=")[0] not in said), config)
-    return f"{head} {_joined(apart)}".rstrip()
+        in_head = ("experiment", "program", "program.script", "program.torchrun")
+    further = (word for word in words if word.lstrip("+").partition("=")[0] not in in_head)
+    return f"{head} {_joined(distinguishing_labels(further, config))}".rstrip()
 
 
 def _option(config: Mapping[str, Any], group: str) -> str:
@@ -111,17 +121,17 @@ def _option(config: Mapping[str, Any], group: str) -> str:
 
 def _joined(labels: Sequence[str]) -> str:
     text = " ".join(labels)
-    return text if len(text) <= _MAX_APART else text[: _MAX_APART - 1] + "…"
+    return text if len(text) <= _MOST_OF_LABELS else text[: _MOST_OF_LABELS - 1] + "…"
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:
-    """Whether a newer Paceline wrote key.json. A version that is no number means damage, and the file is rewritten."""
+    """Return True if a newer Paceline wrote this content of key.json. A version that is no number means damage."""
     version = key.get("version")
     return isinstance(version, int) and version > KEY_VERSION
 
 
 def what_runs(config: Mapping[str, Any]) -> str:
-    """Say in three words what a run trains: ``digits small_cnn sgd``, or ``my_package.nets:MyNet``."""
+    """Return what a run trains, in a few words: ``digits small_cnn sgd``, or ``script train.py``."""
     if not config:
         return "(no config.json yet)"
     if not programs.of(config).is_ours:
@@ -131,12 +141,16 @@ def what_runs(config: Mapping[str, Any]) -> str:
 
 
 def _named(group: Mapping[str, Any]) -> str:
+    """Return the chosen option of a group; for a class of the user's own, its path (``my_package.nets:MyNet``)."""
     name = str(group.get("name", "?"))
     return str(group.get("target") or name) if name == OWN else name
 
 
 def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
-    """Return the ranks of each node from key.json; with trainer.shards those of the last attempt, from plan.json."""
+    """Return the number of ranks on each node, from key.json.
+
+    With trainer.shards any number of ranks gives the same weights, so the key has none: then from plan.json.
+    """
     topology = key.get("topology")
     counts = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
     if counts is None:
@@ -156,12 +170,15 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a run read although its key lacks it: path → ``read``, ``looked for``, or REPLACED."""
+    """Return what a run read although its key lacks it: path → ``read``, ``looked for``, or REPLACED.
+
+    ``nodes``: summary or result of the first node, dependency records of the further ones.
+    """
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}
 
 
 def python_path(config: Mapping[str, Any]) -> str:
-    """Return the PYTHONPATH of ``cluster.env``, which follows the run's code on the ranks' path."""
+    """Return the PYTHONPATH of ``cluster.env``; ranks search it after the run's code."""
     cluster: Any = config.get("cluster")
     return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")

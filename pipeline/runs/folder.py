@@ -1,4 +1,8 @@
-"""The run folder: the paths of one run's files, what they hold, and whether the run is finished and intact."""
+"""The folder of one run, runs/KEY: the paths and contents of its files, and whether the run is finished and intact.
+
+Nearly every command reads a run through ``RunFolder``. A *target* is a file that a finished run must have; result.json,
+which is written last, holds a fingerprint (sha256, size and times) of each.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +27,25 @@ from pipeline.keys.content_key import KEY_VERSION, ORDER, ContentKey, canonical_
 from pipeline.keys.import_closure import matches
 from pipeline.runs import recorded_hardware
 from pipeline.runs import result as results
-from pipeline.runs.contents import chosen_in, is_newer, overrides_in, ranks_of, short_name, unkeyed, what_runs
+from pipeline.runs.contents import is_newer, overrides_in, ranks_of, short_name, swept_overrides, unkeyed, what_runs
 from pipeline.runs.result import AlteredError, Result, Stamps, why_altered
 from trainers.contract import run_folder
 
 TRAINED = CLASSIFIER.trained
-"""The files that the classifier leaves."""
+"""The files that a training of the built-in classifier writes."""
 EVALUATED = CLASSIFIER.evaluated
-"""The files that its evaluation leaves."""
+"""The files that the classifier's evaluation writes."""
 DESCRIBED = (run_folder.KEY, run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.SUMMARY)
 """The files that describe the run and its results: rewritten without a training if they were altered."""
 SWEEPS = "sweeps.json"
-"""The sweeps that the run is a trial of, with the overrides that each has chosen; written by `doit sweep`."""
+"""The file in which `doit sweep` lists the sweeps that the run is a trial of, with the overrides that each chose."""
 ORIGIN = (run_folder.PROVENANCE, run_folder.CHANGES, run_folder.PLAN)
 """The files about the origin and the launch of the run, which can't be rewritten. They only decide whether the run can
 be exported and reproduced."""
-_WRITTEN_IN = (".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above")
-_SHOWN, _LONGEST_SHOWN = 3, 100  # fields of an altered configuration that a message names, characters of each
+_WRITTEN_FOLDERS = (
+    ".", "attempts", "attempts/*", "evaluation", "work", "work/*", "work/*/above", "work/*/above/above",
+)  # fmt: skip
+_MOST_FIELDS, _MOST_FIELD_CHARACTERS = 3, 100  # of an altered configuration, in a message
 
 
 class RunFolder(NamedTuple):
@@ -77,36 +83,38 @@ class RunFolder(NamedTuple):
         return self.path.parent / f".{self.key}.lock"
 
     def refuse_newer(self) -> None:
-        """Refuse a folder that a newer Paceline wrote: it must not be guessed at or written to. Raises UsageError."""
-        known = self.read_json(run_folder.KEY) or {}
-        if is_newer(known):
+        """Refuse a folder that a newer Paceline wrote, which this one can't read or write. Raises UsageError."""
+        key_parts = self.read_json(run_folder.KEY) or {}
+        if is_newer(key_parts):
             raise UsageError(
-                f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
+                f"run {self.key} was written by a newer Paceline: key.json has version {key_parts['version']}, "
                 f"this one knows up to {KEY_VERSION}",
                 hint="update this checkout, or paths.runs=<another folder>",
             )
 
     def config_altered(self, key: ContentKey) -> str:
         """Return how config.json differs from the configuration of the key, as words that follow "it"; '' if equal."""
-        config, known = self.read_json(run_folder.CONFIG), key.parts.get("config")
+        config, in_key = self.read_json(run_folder.CONFIG), key.parts.get("config")
         if config is None:
             return "can't be read"
         try:
-            now = canonical_config(config)
-        except (TypeError, AttributeError, ValueError):  # it has types that no configuration has
+            in_file = canonical_config(config)
+        except (TypeError, AttributeError, ValueError):  # config.json has types that no configuration has
             return "holds what no configuration does"
-        if not isinstance(known, Mapping) or ORDER not in known:  # an older Paceline's
-            now.pop(ORDER, None)
-        if now == known:
+        # keys of older versions lack the order of fields
+        if not isinstance(in_key, Mapping) or ORDER not in in_key:
+            in_file.pop(ORDER, None)
+        if in_file == in_key:
             return ""
-        fields = [str(item)[:_LONGEST_SHOWN] for item in differences({"config": known}, {"config": now})]
-        return f"isn't the configuration that the key was taken of: {first_of(fields, _SHOWN)}"
+        differing = differences({"config": in_key}, {"config": in_file})
+        fields = [str(difference)[:_MOST_FIELD_CHARACTERS] for difference in differing]
+        return f"isn't the configuration that the key was taken of: {first_of(fields, _MOST_FIELDS)}"
 
     def refuse_altered_config(self) -> None:
-        """Check key.json and config.json; keys of older versions can't be checked. Raises AlteredError."""
+        """Check config.json against key.json; keys of older versions can't be checked. Raises AlteredError."""
         key = self.read_key()
         if key is not None and key.parts.get("version") == KEY_VERSION and (why := self.config_altered(key)):
-            raise self.altered(run_folder.CONFIG, why)
+            raise self.altered_error(run_folder.CONFIG, why)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Read a JSON object of the folder; None if it is missing or damaged."""
@@ -114,23 +122,23 @@ class RunFolder(NamedTuple):
 
     def read_key(self) -> ContentKey | None:
         """Read key.json; None if it is missing. Raises AlteredError: its parts give another key."""
-        known = self.read_json(run_folder.KEY)
-        if known is None and not (self.path / run_folder.KEY).exists():
+        parts = self.read_json(run_folder.KEY)
+        if parts is None and not (self.path / run_folder.KEY).exists():
             return None
-        key = keys.recorded(known or {})
+        key = keys.recorded(parts or {})
         if key is None or key.short != self.key:
-            raise self.altered(run_folder.KEY, "doesn't agree with its own digest and the folder's name")
+            raise self.altered_error(run_folder.KEY, "doesn't agree with its own digest and the folder's name")
         return key
 
     def read_result(self) -> Result | None:
-        """Read the result; None if the run isn't finished. Raises AlteredError: altered, or another run's."""
+        """Read result.json; None if the run isn't finished. Raises AlteredError: altered, or another run's."""
         try:
             return self._result()
         except DamagedError as error:
-            raise self.altered(run_folder.RESULT, str(error)) from error
+            raise self.altered_error(run_folder.RESULT, str(error)) from error
 
     def _result(self) -> Result | None:
-        """Read the result for callers with their own message. Raises DamagedError."""
+        """Read result.json for callers with a message of their own. Raises DamagedError."""
         result = results.read(self.result)
         if result is not None and result.key != self.key:
             raise DamagedError(f"is that of run {result.key}")
@@ -147,10 +155,13 @@ class RunFolder(NamedTuple):
 
     def short_name(self, config: Mapping[str, Any]) -> str:
         """Return the run's name in MLflow without the digits of its key; ``config`` is the content of config.json."""
-        return hide(short_name(config, self.overrides(), swept=chosen_in(self.sweeps())))
+        return hide(short_name(config, self.overrides(), swept=swept_overrides(self.sweeps())))
 
     def unkeyed(self) -> dict[str, str]:
-        """Return what the finished run read on any node although its key lacks it; nothing for an altered result."""
+        """Return what the finished run read on any node although its key lacks it: path → how (``contents.unkeyed``).
+
+        Empty for a run without an intact result.
+        """
         try:
             result = self.read_result()
         except AlteredError:
@@ -160,20 +171,20 @@ class RunFolder(NamedTuple):
         return unkeyed([result.fields, *self.dependencies_of_other_nodes()])
 
     def dependencies_of_other_nodes(self) -> list[Mapping[str, Any]]:
-        """Return the dependency records of the other nodes of a script's run."""
+        """Return what the further nodes of a script's run recorded of the files that it read."""
         paths = sorted(self.path.glob(f"{run_folder.NODES}/*/{run_folder.DEPENDENCIES}"))
         return [self.read_json(path.relative_to(self.path).as_posix()) or {} for path in paths]
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Read the results of the node half; None before its end. Raises AlteredError."""
+        """Read summary.json, the results that the ranks report; None before their end. Raises AlteredError."""
         try:
             return documents.read_sealed(self.summary)
         except FileNotFoundError:
             return None
         except DamagedError as error:
-            raise self.altered(run_folder.SUMMARY, str(error)) from error
+            raise self.altered_error(run_folder.SUMMARY, str(error)) from error
 
-    def altered(self, name: str, why: str) -> AlteredError:
+    def altered_error(self, name: str, why: str) -> AlteredError:
         """Return the error for an altered file; ``why`` begins with a verb."""
         return AlteredError(
             f"{self.path / name} was altered: it {why}",
@@ -191,8 +202,9 @@ class RunFolder(NamedTuple):
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """Write result.json last and atomically, with a fingerprint of each target and the facts that lists of runs
-        show. Raises TrainingError: a target is missing; OSError.
+        """Write result.json atomically, with a fingerprint of each target and the facts that lists of runs show.
+
+        ``duration_s`` is the time of all attempts. Raises TrainingError: a target is missing; OSError.
         """
         self.refuse_incomplete()
         documents.write_sealed(
@@ -226,10 +238,10 @@ class RunFolder(NamedTuple):
         """Refuse a result whose targets are missing. Raises TrainingError."""
         for name in self._targets:
             if not (self.path / name).is_file():
-                raise removed(self.path / name)
+                raise missing_error(self.path / name)
 
-    def prove(self) -> None:
-        """Record in the result of a script's run that its repetition came out equal. Raises OSError."""
+    def mark_proven(self) -> None:
+        """Record in result.json of a script's run that a repetition had equal results. Raises OSError."""
         result = self.read_result()
         if result is not None and result.fields.get("proven") is False:
             documents.write_sealed(self.result, {**result.fields, "proven": True})
@@ -245,7 +257,7 @@ class RunFolder(NamedTuple):
         return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}
 
     def recorded_files(self) -> Mapping[str, results.Fingerprint]:
-        """Return the targets in result.json; none if it is missing or altered."""
+        """Return target → fingerprint from result.json; none if result.json is missing or altered."""
         try:
             result = self._result()
             return result.files if result is not None else {}
@@ -253,21 +265,21 @@ class RunFolder(NamedTuple):
             return {}
 
     def training_done(self, key: ContentKey) -> bool:
-        """Return True if the node half ended well under this key and its outputs are unchanged.
+        """Return True if the ranks ended well under this key and their outputs are unchanged.
 
-        It needs no result, which may be altered, or missing if the controller died after the training. The summary,
-        which the node half seals, lists all outputs; for a script, all files in its folders.
+        result.json isn't needed for that: it may be altered, or missing because the controller died after the training.
+        summary.json, which the ranks write and seal, lists all outputs; for a script, all files in its folders.
         """
         result = self.intact_result(key)
         try:
-            known = self.read_key() if result is None else key
+            recorded_key = self.read_key() if result is None else key
             summary = self.read_summary() if result is None else result.summary
         except AlteredError:
             return False
-        if known is None or summary is None or known.digest != key.digest:
+        if recorded_key is None or summary is None or recorded_key.digest != key.digest:
             return False
         recorded, trained = self.recorded_files(), self.program.trained
-        # the summary lists no files of other hosts
+        # summary.json lists no files of further nodes: only result.json can show that one was altered
         names = [name for name in recorded if name in trained or name.startswith(f"{run_folder.NODES}/")]
         if any(why_altered(self.path / name, recorded[name]) for name in names):
             return False
@@ -279,7 +291,7 @@ class RunFolder(NamedTuple):
         )
 
     def intact_result(self, key: ContentKey) -> Result | None:
-        """Return the result; None if it is missing, altered or of another key."""
+        """Return the result under this key; None if it is missing, altered or of another key."""
         try:
             result = self._result()
         except DamagedError:
@@ -300,14 +312,14 @@ class RunFolder(NamedTuple):
         for name in programs.named(result.fields.get("program")).trained:
             if name not in files:
                 return f"{run_folder.RESULT} holds no digest of {name}"
-        altered = Stamps(self.path).first_altered(files.items())
-        return None if altered is None else " ".join(altered)
+        first_altered = Stamps(self.path).first_altered(files.items())  # (name, "was altered")
+        return None if first_altered is None else " ".join(first_altered)
 
 
 # ------------------------------------------------------------------------------------------ links
 def refuse_links(run_dir: Path) -> None:
     """Refuse links in the folder, except to the data, because writes would follow them. Raises PacelineError."""
-    for path in (path for pattern in _WRITTEN_IN for path in sorted(run_dir.glob(f"{pattern}/*"))):
+    for path in (path for pattern in _WRITTEN_FOLDERS for path in sorted(run_dir.glob(f"{pattern}/*"))):
         if path.is_symlink() and path != run_dir / run_folder.DATA:
             raise PacelineError(
                 f"{path} is a link to {path.readlink()}, where what is written into the run folder would land; a run "
@@ -317,19 +329,19 @@ def refuse_links(run_dir: Path) -> None:
 
 
 def leads_out(path: Path, run_dir: Path) -> bool:
-    """Whether a link at ``path`` or above it leads out of the run folder; the link to the data pack may."""
-    top = os.path.realpath(run_dir / run_folder.DATA if path.parent == run_dir / run_folder.DATA else run_dir)
-    return not Path(os.path.realpath(path)).is_relative_to(top)
+    """Return True if a link at ``path`` or above it leads out of the run folder; the link to the data pack may."""
+    allowed = run_dir / run_folder.DATA if path.parent == run_dir / run_folder.DATA else run_dir
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(allowed))
 
 
-def not_read(paths: Iterable[Path], run_dir: Path) -> str:
-    """Return the message about files that ``leads_out`` is true for."""
+def link_warning(paths: Iterable[Path], run_dir: Path) -> str:
+    """Return the warning that these files are skipped because a link leads out of the run folder."""
     names = first_of([path.relative_to(run_dir).as_posix() for path in paths], 3)
     return f"{names}: a link leads out of the run folder, so it is not read"
 
 
-def removed(path: Path | str | None) -> TrainingError:
-    """Return the message for a file of the run that no longer exists."""
+def missing_error(path: Path | str | None) -> TrainingError:
+    """Return the error for a file of the run that no longer exists."""
     return TrainingError(
         f"{path} is missing: it, or the whole folder, was removed while the run was going on",
         hint="the same command again",
@@ -340,11 +352,14 @@ _ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: 
 
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
-    """Check configuration, code and origin against key and result (None: not finished). Raises AlteredError."""
-    if result is not None and result.digest not in ("", key.digest):
-        raise folder.altered(run_folder.RESULT, "belongs to another key")
+    """Check configuration and code against the key, and the files of ``ORIGIN`` against the result.
+
+    ``result`` is None for a run that isn't finished; ``root`` is the project. Raises AlteredError.
+    """
+    if result is not None and result.digest not in ("", key.digest):  # "": results of older versions have none
+        raise folder.altered_error(run_folder.RESULT, "belongs to another key")
     if why := folder.config_altered(key):
-        raise folder.altered(run_folder.CONFIG, why)
+        raise folder.altered_error(run_folder.CONFIG, why)
     if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_matches_key(folder, key, root):
         raise _altered_history(folder.code, "isn't the code that the key was taken of")
     for name, digest in (result.origin_sha256 if result is not None else {}).items():

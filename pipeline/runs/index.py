@@ -1,4 +1,7 @@
-"""All run folders together: find one by its key, and list them."""
+"""The list of all run folders below ``paths.runs``: finds a run by its key, and makes the rows of `doit runs`.
+
+A list reads one file of each finished run, its result.json, so that ten thousand runs take a second.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from pipeline.runs.result import AlteredError, Result, Stamps
 from trainers.contract import run_folder
 
 NEWER = "NEWER"
-"""State in a list of a run that a newer Paceline wrote. Nothing else of it is read."""
+"""State of a run that a newer Paceline wrote. Only its key.json is read."""
 ALTERED = "ALTERED"
 """State of a run whose result, key or configuration was changed afterwards. No figure of it is shown."""
 ACCEPTED = "ACCEPTED"
@@ -38,10 +41,10 @@ _UNPROVEN = "unproven"
 WITHOUT_RESULT = "trained, without its result.json: the command that started it completes it"
 """Remark on a run whose command ended before it wrote result.json, or whose result.json was removed."""
 _AGAIN = "the command that started it makes it again"
-_OF_A_RUN = (run_folder.KEY, run_folder.RESULT)
-"""A folder with one of these files is a run: a finished run without its key is listed as such."""
-_LISTED = (run_folder.KEY, run_folder.CONFIG)
-"""The files by which a list selects runs."""
+_FILES_OF_ANY_RUN = (run_folder.KEY, run_folder.RESULT)
+"""A folder with one of these files is a run: a finished run without its key.json is listed, too."""
+_SELECTED_BY = (run_folder.KEY, run_folder.CONFIG)
+"""The files by whose contents users select runs, so an altered one would give a wrong list."""
 _ENDED_BADLY = (State.FAILED, State.KILLED)
 _MOST_NAMED = 12
 """How many keys an error lists."""
@@ -50,10 +53,12 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run in a list. ``figures`` are all metrics of a finished run; ``metrics`` the same for a script's run, empty
-    for any other. ``nodes`` describes the ranks of each node. ``train_s`` is the duration of a finished training.
-    ``note`` is a remark; ``nonfinite`` names a script's metric that was NaN or infinite; ``error`` is the first line of
-    that of a failed or killed run.
+    """One run in a list.
+
+    ``figures`` are all metrics of a finished run; ``metrics`` the same for a script's run, empty for the classifier.
+    ``nodes`` is the number of ranks on each node, ``2 + 2 ranks``. ``train_s``: seconds of a finished training.
+    ``nonfinite`` names a script's metric that was NaN or infinite. ``error``: the first line of a failed or killed
+    run's error.
     """
 
     key: str
@@ -74,11 +79,15 @@ class RunRow:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """Return the run whose key, or MLflow run id, begins so; ``last`` is the newest. Raises UsageError."""
+    """Return the run whose key begins with ``named``, or whose MLflow run id it is; ``last`` is the newest run.
+
+    Raises UsageError: none or several.
+    """
     if named == LAST:
-        if not (known := rows(runs_dir)):
+        oldest_first = rows(runs_dir)
+        if not oldest_first:
             raise UsageError(f"no runs under {runs_dir} yet", hint="doit train experiment=quickstart")
-        named = known[-1].key
+        named = oldest_first[-1].key
     keys = sorted(_keys(runs_dir))
     matches = [key for key in keys if named and key.startswith(named)]
     if not matches and is_mlflow_id(named):
@@ -94,7 +103,7 @@ def find(runs_dir: Path, named: str) -> RunFolder:
 
 
 def only_under_way(runs_dir: Path, verb: str) -> RunFolder | None:
-    """Return the run that is under way, or None. Raises UsageError, which names ``verb``: several are."""
+    """Return the only run that is under way, or None. Raises UsageError: several are; its hint names ``verb``."""
     keys = [row.key for row in rows(runs_dir) if row.state in UNDER_WAY]
     if len(keys) > 1:
         raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit {verb} {keys[-1]}")
@@ -102,12 +111,12 @@ def only_under_way(runs_dir: Path, verb: str) -> RunFolder | None:
 
 
 def has_runs(runs_dir: Path) -> bool:
-    """Whether there is any run, of whatever state; reads no file."""
+    """Return True if there is any run, of whatever state; reads no file."""
     return any(_keys(runs_dir))
 
 
 def names_run(runs_dir: Path, word: str) -> bool:
-    """Whether the key of a run begins with ``word``."""
+    """Return True if the key of a run begins with ``word``."""
     return bool(word) and any(key.startswith(word) for key in _keys(runs_dir))
 
 
@@ -116,18 +125,19 @@ def _did_you_mean(named: str, keys: Sequence[str]) -> str:
         valid = f"valid: {', '.join(keys) if keys else '(none)'}"
     else:
         valid = f"doit runs lists the {len(keys)} that there are"
+    # what was typed is the beginning of a key, so it is compared with beginnings of the same length
     beginnings = {key[: len(named)]: key for key in keys}
     close = nearest_word(named, beginnings)
     return f"did you mean {beginnings[close]}? {valid}" if close else valid
 
 
 def is_mlflow_id(named: str) -> bool:
-    """Whether the text has the form of an MLflow run id; keys are shorter."""
+    """Return True if the text has the form of an MLflow run id; keys are shorter."""
     return _MLFLOW_ID.fullmatch(named) is not None
 
 
 def rows(runs_dir: Path) -> list[RunRow]:
-    """Return all runs, oldest first. Reads one file per finished run, so ten thousand take a second."""
+    """Return all runs, oldest first."""
     candidates = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
     return sorted((item for item in candidates if item is not None), key=lambda item: item.unix_time)
 
@@ -138,48 +148,54 @@ def _row_if_there(folder: RunFolder) -> RunRow | None:
     except FileNotFoundError:
         if folder.path.is_dir():
             raise
-        return None
+        return None  # another command removed the run meanwhile
 
 
 def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
     """Return key → content of key.json for every finished run that this version can read."""
-    parts = {}
+    parts_by_key = {}
     for key in _keys(runs_dir):
-        known = RunFolder(runs_dir / key).read_json(run_folder.KEY)
-        if known is not None and not is_newer(known) and (runs_dir / key / run_folder.RESULT).is_file():
-            parts[key] = known
-    return parts
+        parts = RunFolder(runs_dir / key).read_json(run_folder.KEY)
+        if parts is not None and not is_newer(parts) and (runs_dir / key / run_folder.RESULT).is_file():
+            parts_by_key[key] = parts
+    return parts_by_key
 
 
 def nearest(
     runs_dir: Path, finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]
 ) -> tuple[str, list[Difference]] | None:
-    """Return the intact run with the fewest differing fields, and these; not one with an incomplete key."""
-    left = dict(finished)
-    while (closest := content_key.nearest(left, new)) is not None:
+    """Return the key of the finished run that is most similar to ``new``, and the differing fields; None without one.
+
+    ``finished`` is from ``finished_parts``, ``new`` the content of the new run's key.json. A run that read files which
+    its key lacks is never returned, an altered run only if no field differs.
+    """
+    candidates = dict(finished)
+    while (closest := content_key.nearest(candidates, new)) is not None:
         key, differing = closest
         folder = RunFolder(runs_dir / key)
         if not folder.unkeyed() and (not differing or row(folder).state != ALTERED):
             return closest
-        del left[key]
+        del candidates[key]
     return None
 
 
 def is_run(folder: RunFolder) -> bool:
-    """Whether lists show the folder."""
-    return any((folder.path / name).is_file() for name in _OF_A_RUN)
+    """Return True if lists show the folder."""
+    return any((folder.path / name).is_file() for name in _FILES_OF_ANY_RUN)
 
 
 def _keys(runs_dir: Path) -> Iterator[str]:
     if runs_dir.is_dir():
         for name in os.listdir(runs_dir):  # noqa: PTH208  (names alone: ten thousand Paths cost 50 ms)
-            if len(name) == KEY_LENGTH and any(os.path.isfile(f"{runs_dir}/{name}/{one}") for one in _OF_A_RUN):  # noqa: PTH113
+            if len(name) != KEY_LENGTH:
+                continue
+            if any(os.path.isfile(f"{runs_dir}/{name}/{file}") for file in _FILES_OF_ANY_RUN):  # noqa: PTH113
                 yield name
 
 
 def _mlflow_run_id(folder: RunFolder) -> Any:
-    noted = (folder.read_json(run_folder.TRACKING) or {}).get("run_id")
-    return noted or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
+    recorded = (folder.read_json(run_folder.TRACKING) or {}).get("run_id")
+    return recorded or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id")
 
 
 def row(folder: RunFolder) -> RunRow:
@@ -191,9 +207,9 @@ def row(folder: RunFolder) -> RunRow:
     except AlteredError as error:
         altered = str(error.what)
     if altered:  # a command that holds the lock is making it again
-        return _row_in_full(folder, "" if locks.is_held(folder.lock) else altered)
-    if result is None or _begins_newer(folder):
-        return _row_in_full(folder)
+        return _row_without_result(folder, "" if locks.is_held(folder.lock) else altered)
+    if result is None or _is_of_newer_version(folder):
+        return _row_without_result(folder)
     return RunRow(
         key=folder.key,
         state=result.state if accepted is None else ACCEPTED,
@@ -219,36 +235,42 @@ def _remark(result: Result) -> str:
 
 
 def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str] | None = None) -> str:
-    """Return the first altered target with the reason; '' if all are intact. ``names``: the targets to look at; None,
-    for lists: all, where a copy of equal size and time is intact unless lists choose by it. Raises AlteredError.
+    """Return the first altered target with the reason; '' if all are intact. Raises AlteredError: result.json is.
+
+    ``names``: the targets to check. None is for lists and checks all, but trusts equal size and modification time,
+    which a copied folder has too, except for the files by which lists select.
     """
     if result is None:
         return ""
     try:
-        doubted = [
-            (name, expected)
-            for name, expected in result.files.items()
-            if (names is None or name in names)
-            and not results.is_stamped(f"{folder.path}/{name}", expected, copied=names is None and name not in _LISTED)
-        ]
+        doubted = []  # to be compared by sha256
+        for name, expected in result.files.items():
+            if names is not None and name not in names:
+                continue
+            trusts_copy = names is None and name not in _SELECTED_BY
+            if not results.is_stamped(f"{folder.path}/{name}", expected, copied=trusts_copy):
+                doubted.append((name, expected))
         altered = Stamps(folder.path).first_altered(doubted)
     except DamagedError as error:
-        raise folder.altered(run_folder.RESULT, str(error)) from error
+        raise folder.altered_error(run_folder.RESULT, str(error)) from error
     except OSError as error:
         return os_reason(error)
     return "" if altered is None else f"{folder.path / altered[0]} {altered[1]}"
 
 
-def _begins_newer(folder: RunFolder) -> bool:
-    """Read the version from the first bytes of key.json; a damaged file has none."""
+def _is_of_newer_version(folder: RunFolder) -> bool:
+    """Return True if a newer Paceline wrote key.json, by its first bytes: lists don't have the time to parse it."""
     with (folder.path / run_folder.KEY).open("rb") as file:
         version = re.search(rb'"version": *([^,\s]+)', file.read(256))
-    known = version is not None and version[1].isdigit() and int(version[1]) <= KEY_VERSION
-    return version is not None and not known and is_newer(folder.read_json(run_folder.KEY) or {})
+    if version is None:  # damaged
+        return False
+    if version[1].isdigit() and int(version[1]) <= KEY_VERSION:
+        return False
+    return is_newer(folder.read_json(run_folder.KEY) or {})
 
 
 def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
-    """Return the certain parts of an altered run: the content of key.json if it gives the run's key, else nothing."""
+    """Return what can be trusted of an altered run: the content of key.json if it gives the run's key, else nothing."""
     try:
         key = folder.read_key()
     except AlteredError:
@@ -256,22 +278,25 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
     return {} if key is None else key.parts
 
 
-def _row_in_full(folder: RunFolder, altered: str = "") -> RunRow:
-    """Return the row of a run without a trustworthy result; edited parts are left out."""
-    known: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
-    newer = is_newer(known)
+def _row_without_result(folder: RunFolder, altered: str = "") -> RunRow:
+    """Return the row of a run without a trustworthy result, from its other files.
+
+    ``altered``: which file was altered; the row then shows only what key.json proves.
+    """
+    key_parts: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
+    newer = is_newer(key_parts)
     if altered and not newer:
-        known = intact_parts(folder)
-    config = known.get("config") if altered else folder.read_json(run_folder.CONFIG)
+        key_parts = intact_parts(folder)
+    config = key_parts.get("config") if altered else folder.read_json(run_folder.CONFIG)
     config = config if isinstance(config, dict) else {}
     plan, entries = folder.read_json(run_folder.PLAN) or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
-    shown, note, error = what_runs(config), "", ""
+    what, note, error = what_runs(config), "", ""
     if newer:
-        state, shown = NEWER, "written by a newer Paceline"
+        state, what = NEWER, "written by a newer Paceline"
     elif altered:
         state, note = ALTERED, f"{altered}; {_AGAIN}"
-        shown = shown if known else "?"
+        what = what if key_parts else "?"
     elif last is None:
         state = State.PLANNED
     elif last.state is State.FINISHED:  # and result.json, which is written last, isn't there yet
@@ -281,8 +306,8 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> RunRow:
     return RunRow(
         key=folder.key,
         state=state,
-        what=shown,
-        nodes="?" if altered and not known else _nodes(ranks_of(known, plan)),
+        what=what,
+        nodes="?" if altered and not key_parts else _nodes(ranks_of(key_parts, plan)),
         hosts=hosts_of(plan),
         train_s=None,
         accuracy=None,

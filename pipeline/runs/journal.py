@@ -1,4 +1,8 @@
-"""The state changes of a run: one JSON object per line, appended and flushed to disk."""
+"""journal.jsonl, the state changes of a run, one JSON object per line; and the ids of the starts of its attempts.
+
+The journal says which attempt began when and how it ended. The ids, in another file, tell the ranks which start is the
+newest: ranks of an older one end. An attempt may be started several times, each time under a new id.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,15 @@ from trainers.contract import run_folder
 
 
 def attempt_prefix(run_key: str, run_dir: Path) -> str:
-    """Return the beginning of the ids of all attempts in a folder; with its path, as two clones may train one key."""
+    """Return the beginning of the ids of all starts in a run folder, ``KEY-FOLDER-``.
+
+    It has digits of the folder's path, because two clones of a project may train the same key on one host.
+    """
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 
 
 def new_attempt_id(run_key: str, run_dir: Path, attempt: int, nonce: str) -> str:
-    """Return a new run id; ``nonce`` distinguishes the starts of one attempt."""
+    """Return a new run id, the id of one start; ``nonce`` distinguishes the starts of one attempt."""
     return f"{attempt_prefix(run_key, run_dir)}{attempt}-{nonce}"
 
 
@@ -44,15 +51,12 @@ def known_attempts(run_dir: Path) -> list[str]:
 
 
 def register_attempt(run_dir: Path, run_id: str) -> None:
-    """Make ``run_id`` the newest attempt; ranks of other attempts end when they read it. Raises OSError."""
+    """Make ``run_id`` the newest start; ranks of older starts end when they read it. Raises OSError."""
     write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [*known_attempts(run_dir), run_id]})
 
 
 def adopt(run_dir: Path, run_id: str) -> None:
-    """Take an attempt of a run folder that was lost into this folder's ids: its checkpoint then counts here.
-
-    Raises OSError.
-    """
+    """Add the id of a start in a run folder that was lost, so that ranks trust its checkpoint here. Raises OSError."""
     if run_id not in known_attempts(run_dir):
         write_json(run_dir / run_folder.ATTEMPT_IDS, {"attempts": [run_id, *known_attempts(run_dir)]})
 
@@ -73,20 +77,21 @@ class Entry:
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Write one line at once (atomic under O_APPEND), then fsync. Raises OSError."""
+    """Append one state change and flush it to disk. Raises OSError."""
     append_lines(path, [{"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}])
 
 
 def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """Append JSON objects, one per line. Raises OSError."""
-    line = "".join(json.dumps(value) + "\n" for value in values)
+    """Append JSON objects, one per line, by a single write (atomic under O_APPEND), then fsync. Raises OSError."""
+    text = "".join(json.dumps(value) + "\n" for value in values)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # or this line would be lost with that one
-        data = (b"\n" if torn else b"") + line.encode()
-        if os.write(descriptor, data) != len(data):
+        # a writer may have died within its line: appended to that half line, the new one would be unreadable too
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + text.encode()
+        if os.write(descriptor, data) != len(data):  # a full disk takes only a part
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(descriptor)
     finally:
@@ -98,8 +103,8 @@ def read(path: Path) -> list[Entry]:
     return [entry for line in lines(path) if (entry := _parsed(line)) is not None]
 
 
-def torn(path: Path) -> list[tuple[int, str]]:
-    """Return the lines that ``read`` leaves out: their numbers (from 1) and texts."""
+def unreadable_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the lines that ``read`` leaves out, as (number from 1, text)."""
     return [(number, line) for number, line in enumerate(lines(path), start=1) if line and _parsed(line) is None]
 
 

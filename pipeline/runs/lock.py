@@ -1,5 +1,8 @@
-"""The lock of a run, under which one command at a time writes into its folder or removes it, and the record of runs
-that wait for busy hosts."""
+"""The lock of a run, under which one command at a time writes into the run folder or removes it.
+
+Also here: `doit stop`'s request to the command that holds the lock, the record of runs that wait for busy hosts, and
+the removal of a run folder.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder, refuse_links
 from trainers.contract import run_folder
 
-_WRITTEN_IN = ("evaluation", "checkpoints")
+_FOLDERS_WITH_LEFTOVERS = ("evaluation", "checkpoints")
 
 
 class RunLock(FileLock):
-    """The lock of a run's folder. It lies beside the folder, so removing the folder of runs removes it too."""
+    """The lock of a run: a file beside its folder, so that removing the folder of runs removes the lock, too."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__(folder.lock)
@@ -45,7 +48,9 @@ class RunLock(FileLock):
         return super().take()
 
     def check(self) -> None:
-        """Check that this command may still write: another one may have taken over. Raises TrainingError."""
+        """Check that this command may still write. Raises TrainingError: the lock was removed, as `rm -r` of the
+        folder of runs does, and another command may hold a new one.
+        """
         if self.lost():
             raise TrainingError(
                 f"{self.path}, the lock of run {self._folder.key}, was removed while the run was going on "
@@ -56,19 +61,19 @@ class RunLock(FileLock):
 
 @contextmanager
 def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = None) -> Iterator[RunLock]:
-    """Hold the run's lock, waiting for another command; remove leftovers.
+    """Hold the run's lock; wait while another command does. Then remove what killed commands left.
 
-    Raises UsageError, Killed, PacelineError, OSError.
+    ``stop``: the user's request to end this command. Raises UsageError, Killed, PacelineError, OSError.
     """
     folder.refuse_newer()
     lock = RunLock(folder)
     if not lock.take():
         say(f"another command is training {folder.key}; waiting for it")
-        ended_before = _stop_ns(folder)
-        lock.wait(meanwhile=lambda: _heed(stop, folder, ended_before))
+        stopped_before_ns = _stop_time_ns(folder)
+        lock.wait(meanwhile=lambda: _raise_if_stopped(stop, folder, stopped_before_ns))
     try:
         runs_dir = folder.path.parent
-        inside = (folder.path / name for name in _WRITTEN_IN)
+        inside = (folder.path / name for name in _FOLDERS_WITH_LEFTOVERS)
         remove_leftovers([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         remove_system_leftovers()
         refuse_links(folder.path)
@@ -80,35 +85,41 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
         lock.release()
 
 
-def _heed(stop: Stop | None, folder: RunFolder, ended_before: int) -> None:
+def _raise_if_stopped(stop: Stop | None, folder: RunFolder, stopped_before_ns: int) -> None:
     if stop is not None and stop.requested:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
-    if _stop_ns(folder) > ended_before:
+    if _stop_time_ns(folder) > stopped_before_ns:
         raise Killed(
             f"doit stop has ended {folder.key}; what only waited for it ends too",
             hint="the same command starts it again",
         )
 
 
-def _stop_ns(folder: RunFolder) -> int:
-    """Return when `doit stop` was typed for the command that holds the lock; 0: it wasn't."""
+def _stop_time_ns(folder: RunFolder) -> int:
+    """Return when `doit stop` was typed for the command that holds the lock (unix ns); 0 if it wasn't."""
     with suppress(OSError):
         return (folder.path / run_folder.STOP).stat().st_mtime_ns
     return 0
 
 
 def ask_to_stop(folder: RunFolder) -> None:
-    """Tell a command attached to the run that its next failure is intended. Raises OSError, PacelineError."""
+    """Tell the command that is attached to the run, if any, that its next failure is intended.
+
+    Raises OSError, PacelineError.
+    """
     refuse_links(folder.path)
     lock = RunLock(folder)
-    if lock.take():
+    if lock.take():  # no command is attached
         lock.release()
     else:
         (folder.path / run_folder.STOP).touch()
 
 
-def note_stopped(folder: RunFolder) -> bool:
-    """Write KILLED into the journal of a run that ended with no command attached; False if not. Raises OSError."""
+def record_stopped(folder: RunFolder) -> bool:
+    """Write KILLED into the journal of a run that was under way without a command attached. Raises OSError.
+
+    Return False, and write nothing, for any other run.
+    """
     lock = RunLock(folder)
     if not lock.take():
         return False
@@ -129,7 +140,10 @@ WAIT_FILE = "waiting.json"
 
 @dataclass(frozen=True, kw_only=True)
 class HostWait:
-    """A run that waits for a busy host. ``who`` keeps it busy, in words; ``since``: unix time of the wait's begin."""
+    """A run that waits for a busy host.
+
+    ``who``: whose run keeps the host busy, in words. ``since``: unix time at which the wait began.
+    """
 
     key: str
     host: str
@@ -138,41 +152,44 @@ class HostWait:
 
 
 class HostWaitRecord:
-    """The file by which other commands know that a run waits. Without a writable folder nothing is recorded."""
+    """The file of a run folder from which other commands learn that the run waits for a host.
+
+    If the folder can't be written, nothing is recorded.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._since = run_dir / WAIT_FILE, time.time()
 
-    def for_host(self, host: str, who: str) -> None:
+    def write(self, host: str, who: str) -> None:
         with suppress(OSError):
             wait = HostWait(key=self._path.parent.name, host=host, who=who, since=self._since)
             write_json(self._path, asdict(wait))
 
-    def is_over(self) -> None:
+    def remove(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def waits_under_way(runs_dir: Path) -> list[HostWait]:
-    """Return the waits whose commands live, the longest first."""
+    """Return the waits under way, the longest first."""
     waits = []
     for path in runs_dir.glob(f"*/{WAIT_FILE}"):
         with suppress(documents.DamagedError, OSError, TypeError):
-            if locks.is_held(RunFolder(path.parent).lock):
+            if locks.is_held(RunFolder(path.parent).lock):  # else its command was killed and left the file
                 waits.append(HostWait(**documents.read(path)))
     return sorted(waits, key=lambda wait: wait.since)
 
 
 # ------------------------------------------------------------------------------------------------------- removal
 class DiskUsage(NamedTuple):
-    """``bytes`` are freed by a removal; ``newest`` is the time of the last write (unix seconds)."""
+    """The size of a folder. ``bytes`` are freed by a removal; ``newest``: unix time of the last write."""
 
     bytes: int
     newest: float
 
 
 def disk_usage(path: Path) -> DiskUsage:
-    """Measure a file, or all readable files below a folder; one with another hard link elsewhere counts 0."""
+    """Measure a file, or all readable files below a folder; a file with another hard link elsewhere frees nothing."""
     total, newest = 0, 0.0
     for status in _file_stats(path):
         total += status.st_size if status.st_nlink == 1 else 0
@@ -198,13 +215,13 @@ def _file_stats(path: Path) -> Iterator[os.stat_result]:
 
 IN_USE = "a command is at work on it"
 Objection = Callable[[], str]
-"""Returns why a run has to stay after all, or ''. Called under the lock, when nobody else can write into its folder."""
+"""Returns why a run must not be removed after all, or ''. Called under the lock, when nobody else can write."""
 
 
 def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:
-    """Remove the run folder, or a finished run's checkpoints; return why it stays, or ''.
+    """Remove the run folder, or a finished run's checkpoints; return why it was kept, or ''.
 
-    A folder is renamed first, so that the run is gone even if this process is killed. Raises OSError, PacelineError.
+    Raises OSError, PacelineError.
     """
     lock = RunLock(folder)
     if not lock.take():
@@ -216,9 +233,10 @@ def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool =
             for path in checkpoint_files(folder):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             return ""
+        # renamed first, so that no half of the run is left if this process is killed
         removed = folder.path.with_name(f"{temporary_prefix(f'.{folder.key}')}removed")
         folder.path.rename(removed)
-        folder.lock.unlink(missing_ok=True)  # who waits for it makes another one and finds no run
+        folder.lock.unlink(missing_ok=True)  # a command that waits for it makes a new lock, and finds no run
         with suppress(FileNotFoundError):  # a command on another computer may tidy up here, too
             shutil.rmtree(removed)
         return ""

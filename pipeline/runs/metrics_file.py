@@ -1,5 +1,6 @@
-"""Read metrics.jsonl (its valid lines, and the numbers of invalid ones), and write system_metrics.jsonl: how busy the
-hosts are, from their heartbeats."""
+"""The two files of metrics in a run folder, with one JSON object per line: metrics.jsonl, which rank 0 writes and this
+module reads, and system_metrics.jsonl, which this module writes from the hosts' heartbeats: how busy the hosts are.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +19,26 @@ from trainers.contract.beats import NodeBeat, Usage
 
 PREFIX = "system/"
 EVERY_S = 10.0  # as MLflow itself does
-_MOST_SAMPLES = 360  # of an attempt's age so far: the interval is at least the age divided by it
-_MB = 1e6
+_MOST_ROWS = 360  # the interval is at least the attempt's age divided by it: the file of a long training stays small
+_MB = 1e6  # MLflow's megabytes
 
 
 class SystemMetrics:
-    """Record the mean of a host's heartbeats each EVERY_S seconds; after an hour, each 1/360 of the attempt's age."""
+    """Writes system_metrics.jsonl during an attempt: the mean of each host's heartbeats, every EVERY_S seconds.
+
+    After an hour the interval grows: it is at least 1/360 of the attempt's age.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / run_folder.SYSTEM_METRICS
-        self._steps: Counter[str] | None = None  # samples of each host; None: not counted yet
+        self._rows: Counter[str] | None = None  # rows of each host in the file; None: not counted yet
         self._first: dict[str, Usage] = {}
         self._samples: dict[str, list[Usage]] = {}
         self._due: dict[str, float] = {}
         self._began: float | None = None  # unix time of the first heartbeat
 
-    def heard(self, beat: NodeBeat, unix_time: float) -> None:
-        """Take a heartbeat. A full disk or a removed folder is reported elsewhere."""
+    def add(self, beat: NodeBeat, unix_time: float) -> None:
+        """Add a heartbeat, and write a row if one is due. A full disk or a removed folder is reported elsewhere."""
         if beat.usage is None:
             return
         self._first.setdefault(beat.host, beat.usage)
@@ -43,23 +47,23 @@ class SystemMetrics:
         if unix_time < self._due.get(beat.host, 0.0):
             return
         self._began = unix_time if self._began is None else self._began
-        self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _MOST_SAMPLES)
+        self._due[beat.host] = unix_time + max(EVERY_S, (unix_time - self._began) / _MOST_ROWS)
         with suppress(OSError):
             self._write(beat.host, unix_time, mean_metrics(beat.host, self._first[beat.host], samples))
         samples.clear()
 
     def _write(self, host: str, unix_time: float, values: dict[str, float]) -> None:
-        if self._steps is None:
+        if self._rows is None:  # the first row of this attempt: earlier ones may have written some, or half of one
             cut_torn_line(self._path)
-            self._steps = _samples_by_host(self._path)
-        line = {"t": round(unix_time, 3), "host": host, "step": self._steps[host], "epoch": None, "metrics": values}
+            self._rows = _rows_by_host(self._path)
+        line = {"t": round(unix_time, 3), "host": host, "step": self._rows[host], "epoch": None, "metrics": values}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._steps[host] += 1
+        self._rows[host] += 1
 
 
 def mean_metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str, float]:
-    """Return the mean of a host's samples; for counters, growth since ``first``. MLflow's megabytes are 1e6 bytes."""
+    """Return metric → mean of a host's samples, under MLflow's names; for network counters, growth since ``first``."""
     last = samples[-1]
     by_name = {
         "cpu_utilization_percentage": 100 * fmean(one.cpu for one in samples),
@@ -81,7 +85,7 @@ def mean_metrics(host: str, first: Usage, samples: Sequence[Usage]) -> dict[str,
     return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in by_name.items()}
 
 
-def _samples_by_host(path: Path) -> Counter[str]:
+def _rows_by_host(path: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     with suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
@@ -90,8 +94,9 @@ def _samples_by_host(path: Path) -> Counter[str]:
     return counts
 
 
-_STEPS = range(-(1 << 63), 1 << 63)  # a database keeps no others
-_LATEST_S = 1 << 53  # nor later times, in milliseconds
+# --------------------------------------------------------------------------------------- metrics.jsonl
+_STEPS = range(-(1 << 63), 1 << 63)  # the 64-bit integers, all that MLflow's database can store
+_LATEST_S = 1 << 53  # in milliseconds, MLflow's unit, a later time doesn't fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ class MetricsRow:
     epoch: int | None  # None: unknown
     metrics: dict[str, float]
     attempt: str = ""
-    doing: str = "training"  # what the rank did after it
+    doing: str = "training"  # what the rank did after this line, such as "evaluating"
 
     @property
     def attempt_number(self) -> int | None:
@@ -114,7 +119,7 @@ class MetricsRow:
 
 
 def parse(line: bytes) -> MetricsRow | None:
-    """Parse a line; None if it is torn, altered or something else. Metrics that aren't numbers are left out."""
+    """Parse a line; None if it is incomplete, altered or something else. Metrics that aren't numbers are left out."""
     try:
         raw = json.loads(line)
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
@@ -128,7 +133,10 @@ def parse(line: bytes) -> MetricsRow | None:
 
 
 def rows(path: Path, *, tail_bytes: int = 0) -> list[MetricsRow]:
-    """Return the valid rows of a file, or of its last ``tail_bytes``; none if it doesn't exist. Raises OSError."""
+    """Return the valid rows of a file; ``tail_bytes``: only those in its last bytes. Raises OSError.
+
+    A missing file has none.
+    """
     if not path.is_file():
         return []
     with path.open("rb") as file:

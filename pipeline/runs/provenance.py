@@ -1,4 +1,8 @@
-"""The origin of a run: commit, uncommitted changes, command line, lock, data, and each host's environment."""
+"""The origin of a run, written to provenance.json and changes.patch before its launch: commit, uncommitted changes,
+command line, lock file, data, and each host's environment. `doit reproduce` makes the run again from them.
+
+The patch is taken with git's own commands in a temporary index, so the user's repository isn't touched.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,9 @@ from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json
 
 _KEY = re.compile(r"[0-9a-f]{12}")  # the name of a run folder
-_LARGEST_UNTRACKED_BYTES = 8 << 20
-_LARGEST_READ_BYTES = 64 << 20  # of a changed file that is searched for secrets
+_LARGEST_UNTRACKED_BYTES = 8 << 20  # a larger file is data or a result, hardly a source
+_LARGEST_READ_BYTES = 64 << 20  # a larger file isn't searched for secrets
+_LEAST_SECRET_CHARACTERS = 8  # a shorter secret stands in any source by chance
 _DIFF = (  # each option overrides what a user's git configuration may say
     "diff-index", "-p", "--cached", "--binary", "--full-index", "--no-ext-diff", "--no-textconv", "--no-color",
     "--no-renames", "--no-relative", "-U3", "--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all",
@@ -42,9 +47,10 @@ _FIXED_SETTINGS = {"core.safecrlf": "false", "submodule.recurse": "false", "diff
 def uncommitted(
     root: Path, outputs: Sequence[str], secrets: Collection[str], imported: Collection[Path]
 ) -> tuple[bytes, tuple[str, ...]]:
-    """Return the patch that turns the commit into the checkout at ``root``, and what it can't hold, with reasons.
+    """Return the patch that turns the commit into the checkout at ``root``, and ``name: why`` for each file left out.
 
-    ``outputs`` are no sources; files with one of ``secrets`` are left out; ``imported`` count even outside of ``root``.
+    ``outputs`` are folders of results, which don't count as changes. ``imported`` are the files that the run imports:
+    they count even outside of ``root``. Files with one of ``secrets`` are left out.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as folder:
@@ -62,19 +68,24 @@ def uncommitted(
 
 
 class _Index:
-    """A temporary index that begins as the commit, so marks in the user's own (assume-unchanged, …) hide nothing."""
+    """A temporary git index that begins as the commit: marks in the user's index (assume-unchanged, …) hide nothing."""
 
     def __init__(self, root: Path, env: Mapping[str, str], imported: Collection[Path]) -> None:
         self._env = env
-        self._top = Path(_line(root, "--show-toplevel"))  # all names are relative to it
-        self._prefix = _line(root, "--show-prefix")  # the project's folder in it
+        self._top = Path(_rev_parse(root, "--show-toplevel"))  # all names are relative to it
+        self._prefix = _rev_parse(root, "--show-prefix")  # the project's folder in the repository
         self._sparse = ("--sparse",) if git.answer(root, "config", "--bool", "core.sparseCheckout") == "true\n" else ()
-        self._left_out: dict[str, str] = {}
-        inside = [path for path in (one.resolve() for one in imported) if path.is_relative_to(self._top)]
-        beside = (path for path in inside if not path.is_relative_to(root.resolve()))  # the project's folder
-        self._beside = sorted(str(path.relative_to(self._top)) for path in beside)
+        self._left_out: dict[str, str] = {}  # name → why
+        # imported files of the repository that lie outside of the project's folder
+        resolved = [path.resolve() for path in imported]
+        outside = [path for path in resolved if not path.is_relative_to(root.resolve())]
+        self._imported = sorted(str(path.relative_to(self._top)) for path in outside if path.is_relative_to(self._top))
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> tuple[bytes, tuple[str, ...]]:
+        """Return the patch, which git writes to ``target``, and ``name: why`` for each file left out.
+
+        Bring the index to the state of the checkout, take back what must not be in the patch, and compare with HEAD.
+        """
         self._git("read-tree", "HEAD")
         not_checked_out = self._never_checked_out()
         self._take_tracked()
@@ -87,8 +98,9 @@ class _Index:
         # git writes the patch to a file: sources may hold any bytes
         self._git(*_DIFF, f"--output={target}", "HEAD")
         patch = target.read_bytes() if target.exists() else b""
-        named = ((os.fsencode(name).decode(errors="backslashreplace"), why) for name, why in self._left_out.items())
-        return patch, tuple(f"{name}: {why}" for name, why in sorted(named))
+        # a file name may hold bytes that are no UTF-8, which JSON can't store
+        printable = ((os.fsencode(name).decode(errors="backslashreplace"), why) for name, why in self._left_out.items())
+        return patch, tuple(f"{name}: {why}" for name, why in sorted(printable))
 
     def _never_checked_out(self) -> set[str]:
         """Return the files that a sparse checkout omits: they were not deleted."""
@@ -97,20 +109,25 @@ class _Index:
         return {row[2:] for row in rows if row.startswith("S ") and not (self._top / row[2:]).exists()}
 
     def _take_tracked(self) -> None:
-        known = self._names("ls-files", "-z", "--", *self._beside) if self._beside else []
-        error = self._error_of("add", "--update", *self._sparse, "--ignore-errors", "--", self._prefix or ".", *known)
+        """Add the changes of tracked files to the index; note the files that git refuses."""
+        imported = self._names("ls-files", "-z", "--", *self._imported) if self._imported else []
+        options = ("--update", *self._sparse, "--ignore-errors")
+        error = self._error_of("add", *options, "--", self._prefix or ".", *imported)
         if error is None:
             return
+        # git names only the first file: those that still differ from the index are the ones that it didn't take
         self._error_of("update-index", "-q", "--refresh")
         for name in self._names("diff-files", "--name-only", "-z", "--ignore-submodules=all"):
             self._left_out[name] = f"git can't take it ({error})"
 
     def _take_untracked(self, outputs: Sequence[str]) -> None:
+        """Add new files that git doesn't ignore to the index; note those that can't be sources, or that git refuses."""
         taken = []
-        inside = [f"{self._prefix}{output}/" for output in outputs]
-        places = (self._prefix or ".", *self._beside)
-        for name in self._names("ls-files", "--others", "--exclude-standard", "-z", "--", *places):
-            if any(f"{name}/".startswith(output) for output in inside) or self._is_of_a_run(name):
+        output_folders = [f"{self._prefix}{output}/" for output in outputs]
+        searched = (self._prefix or ".", *self._imported)
+        for name in self._names("ls-files", "--others", "--exclude-standard", "-z", "--", *searched):
+            is_output = any(f"{name}/".startswith(folder) for folder in output_folders)
+            if is_output or self._is_of_a_run(name):
                 continue
             why = _unfit(self._top / name)
             if why is None:
@@ -135,12 +152,13 @@ class _Index:
         )
 
     def _name_submodules(self) -> None:
-        """Name submodules, whose commits and changes belong to their own repositories."""
+        """Note changed submodules: their commits and changes belong to repositories of their own."""
         for row in self._names("ls-tree", "-r", "-z", "HEAD"):
-            about, _, name = row.partition("\t")
-            mode, _, commit = about.split()
+            columns, _, name = row.partition("\t")
+            mode, _, commit = columns.split()
             folder = self._top / name
-            if mode != "160000" or not (folder / ".git").exists():
+            is_submodule = mode == "160000"
+            if not is_submodule or not (folder / ".git").exists():  # without .git it isn't checked out
                 continue
             head = (git.answer(folder, "rev-parse", "HEAD") or "").strip()
             status = git.answer(folder, "status", "--porcelain", "--ignore-submodules=none")
@@ -158,7 +176,9 @@ class _Index:
             if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST_READ_BYTES:
                 continue
             text = path.read_bytes().decode(errors="surrogateescape")
-            if any(value in text for value in secrets if len(value) >= 8) or hide(text, secrets) != hide(text):
+            holds_long = any(value in text for value in secrets if len(value) >= _LEAST_SECRET_CHARACTERS)
+            # ``hide`` also finds a short secret where it stands as a whole word
+            if holds_long or hide(text, secrets) != hide(text):
                 self._left_out[name] = "a secret of this run stands in it"
                 yield name
 
@@ -166,8 +186,9 @@ class _Index:
         """Put files back into the index as the commit has them, so that the patch doesn't mention them."""
         for name in names:
             row = self._git("ls-tree", "-z", "HEAD", "--", name).rstrip("\0")
-            zero = f"0 {'0' * len(self._git('rev-parse', 'HEAD').strip())}\t{name}"
-            self._git("update-index", "-z", "--index-info", input_=f"{row or zero}\0".encode(errors="surrogateescape"))
+            if not row:  # not in the commit: mode 0 removes it from the index
+                row = f"0 {'0' * len(self._git('rev-parse', 'HEAD').strip())}\t{name}"
+            self._git("update-index", "-z", "--index-info", input_=f"{row}\0".encode(errors="surrogateescape"))
 
     # ------------------------------------------------------------------------------------------------ git
     def _names(self, *arguments: str) -> list[str]:
@@ -190,8 +211,8 @@ class _Index:
         return None
 
 
-def _line(root: Path, about: str) -> str:
-    done = git.git(root, "rev-parse", about, errors="surrogateescape")
+def _rev_parse(root: Path, option: str) -> str:
+    done = git.git(root, "rev-parse", option, errors="surrogateescape")
     return done.stdout.removesuffix("\n") if done is not None else ""
 
 
@@ -219,8 +240,9 @@ LOCK = "requirements.lock"
 class Provenance:
     """The content of provenance.json. Without git, ``git_commit`` and ``git_dirty`` are None.
 
-    ``git_prefix`` is the project's folder inside the repository, ``defaults`` the user's own in this composition.
-    ``environments`` maps each host to its probe's facts.
+    ``git_prefix`` is the project's folder inside the repository. ``left_out``: ``name: why`` for each changed file that
+    the patch lacks. ``defaults`` are the user's own defaults that this configuration contains. ``environments``: host →
+    software and hardware, as ``environment`` returns them.
     """
 
     git_commit: str | None
@@ -257,17 +279,16 @@ def collect(
     secrets: Collection[str] = (),
     imported: Collection[Path] = (),
 ) -> tuple[Provenance, bytes]:
-    """Return the provenance and the binary patch (with untracked files) that turns the commit into this tree.
+    """Return the provenance of a run and the patch from the commit to this checkout (as ``uncommitted`` does).
 
-    ``run`` has the fields that don't depend on the checkout. ``outputs`` are no sources. ``left_out`` names what a
-    patch can't hold, and files with one of ``secrets``.
+    ``run`` has the fields of ``Provenance`` that don't depend on the checkout.
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
     if commit is not None:
         patch, left_out = uncommitted(root, inside, secrets, imported)
-    else:  # why git refuses to read a repository; '' for a folder that is none, or has no commit yet
-        refusal = git.refusal(root)
+    else:
+        refusal = git.refusal(root)  # '' for a folder that is no repository, or has no commit yet
         patch, left_out = b"", (f"everything: {refusal}",) if refusal else ()
     prefix = git.answer(root, "rev-parse", "--show-prefix") if commit is not None else None
     provenance = Provenance(

@@ -1,4 +1,8 @@
-"""What the ranks of the newest attempt do, for ``doit status``, the live view and waits: who is behind, who is slow."""
+"""What the ranks of a run's newest attempt do: which one is behind, which one is slow, which hosts are still awaited.
+
+The command that follows an attempt writes the state of its ranks to ranks.json; ``doit status``, the live view and
+commands that wait for the run show it.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,16 @@ _HEAD_BYTES = 256 << 10  # torchrun prints its rendezvous at the start of a log
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 _MOST_HOSTS = 4  # hosts that one message names
 _MOST_QUOTED = 120  # characters of a script's line
-_RANK_PREFIX = re.compile(r"^(?:-|\d+) \| ")
+_RANK_PREFIX = re.compile(r"^(?:-|\d+) \| ")  # in a host's log: ``3 | `` before a line of rank 3, ``- | `` of no rank
 _TORCH_CLIENT_ERROR = re.compile(r"The client socket has (?:failed to connect|timed out)[^\n]*")
-IDLE_S = 5.0  # after which a script's rank counts as idle; waits between two batches are shorter
+IDLE_S = 5.0  # without work a script's rank counts as idle after this time; waits between two batches are shorter
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank: its step (from 1), its activity and since when, and the seconds of its own work."""
+    """One rank as it last reported: ``step`` counts from 1; it has been in ``phase`` for ``for_s`` seconds; ``own_s``
+    are the seconds that it has computed in total, without waiting for others.
+    """
 
     rank: int
     host: str
@@ -56,7 +62,7 @@ def rows_of(beats: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
 def write(
     folder: Path, rows: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
 ) -> None:
-    """Write the ranks' states for ``doit status``; ``hosts``: how busy each is, if known. Raises OSError."""
+    """Write ranks.json into the folder of an attempt; ``hosts``: how busy each host is, if known. Raises OSError."""
     temporary = folder / f".{FILE}.tmp"
     value = {
         "ranks": [asdict(row) for row in rows],
@@ -68,7 +74,7 @@ def write(
 
 
 def read(folder: Path) -> tuple[list[RankRow], list[str]]:
-    """Read the ranks' states and the notes about them; nothing if the file is unreadable."""
+    """Read the ranks' states and the notes about them from an attempt's folder; nothing if the file is unreadable."""
     value = documents.read_or_empty(folder / FILE)
     try:
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
@@ -77,7 +83,7 @@ def read(folder: Path) -> tuple[list[RankRow], list[str]]:
 
 
 def usages(folder: Path) -> dict[str, Usage]:
-    """Read how busy each host is; nothing if the file is unreadable."""
+    """Read how busy each host is from an attempt's folder; nothing if the file is unreadable."""
     value = documents.read_or_empty(folder / FILE)
     try:
         return {str(host): from_json(Usage, usage) for host, usage in value["hosts"].items()}
@@ -94,9 +100,10 @@ def lagging(rows: Sequence[RankRow]) -> str:
     first, last = min(row.step for row in rows), max(row.step for row in rows)
     steps = f"all at step {last}" if first == last else f"steps {first} to {last}"
     behind = [row for row in rows if row.step < last]
-    if not behind and any(row.phase == Phase.WAITING for row in rows):  # ranks that don't wait hold up the others
+    # all at one step, some waiting for the others: those that don't wait hold them up
+    if not behind and any(row.phase == Phase.WAITING for row in rows):
         behind = [row for row in rows if row.phase != Phase.WAITING]
-    slow = [row for row in behind if row.for_s >= 1.0]
+    slow = [row for row in behind if row.for_s >= 1.0]  # a shorter delay is nothing to report
     if not slow:
         return steps
     shown = [
@@ -108,6 +115,7 @@ def lagging(rows: Sequence[RankRow]) -> str:
 
 
 def _of_script(rows: Sequence[RankRow]) -> str:
+    """Return ``3 at work; idle: rank 1 on node1 for 12 s``: a script's ranks report no steps."""
     idle = [row for row in rows if row.for_s >= IDLE_S]
     at_work = f"{len(rows) - len(idle)} at work" if len(idle) < len(rows) else ""
     shown = [f"rank {row.rank} on {row.host} for {row.for_s:.0f} s" for row in idle[:3]]
@@ -116,11 +124,13 @@ def _of_script(rows: Sequence[RankRow]) -> str:
 
 
 def slow(rows: Sequence[RankRow]) -> list[str]:
-    """Return a sentence for each rank whose own work took a fifth longer than the median's."""
+    """Return a sentence for each rank whose own work took at least a fifth longer than the median rank's."""
     if len(rows) < 2:
         return []
     usual_s = median_low([row.own_s for row in rows])
-    slow = [row for row in rows if usual_s and row.own_s > SLOWER * usual_s and row.own_s - usual_s >= LEAST_LOST_S]
+    if not usual_s:
+        return []
+    slow = [row for row in rows if row.own_s > SLOWER * usual_s and row.own_s - usual_s >= LEAST_LOST_S]
     return [
         f"rank {row.rank} on {row.host} was slow: its own work took {row.own_s:.1f} s, {row.own_s / usual_s - 1:.0%} "
         f"more than the median rank's {usual_s:.1f} s, and the others waited {row.own_s - usual_s:.1f} s for it"
@@ -128,11 +138,11 @@ def slow(rows: Sequence[RankRow]) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------- by the run folder, in words
+# ------------------------------------------------------------------------------- in words, from the run folder
 def under_way(folder: RunFolder) -> str:
-    """Say what the ranks of the newest attempt do, by rank 0's last metrics; the words follow "still"."""
+    """Return what the ranks of the newest attempt do, from rank 0's last metrics, as words that follow "still"."""
     rows = last_rows(folder)
-    if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:
+    if rows and rows[-1].attempt in journal.known_attempts(folder.path)[-1:]:  # rows may be of an earlier attempt
         return f"{rows[-1].doing}, last reported step {rows[-1].step}"
     if (awaited := hosts_awaited(folder)) is not None:
         return awaited
@@ -146,9 +156,9 @@ def under_way(folder: RunFolder) -> str:
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return which hosts the others wait for in the rendezvous, and why if known; None once all have joined.
+    """Return which hosts the others wait for in the rendezvous, and why if known, as words that follow "still".
 
-    The words complete "still …".
+    None if no host has joined yet, or all have.
     """
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
@@ -177,19 +187,19 @@ def _head(path: Path) -> str:
 
 
 def no_metric(folder: RunFolder, *, quoted: bool = False) -> str:
-    """Return the age (and ``quoted``, the text) of the newest line, for a script that has logged no metric."""
+    """Return the age of the newest line of a script that has logged no metric; ``quoted``: its text, too."""
     numbers = (int(path.name) for path in folder.path.glob("attempts/*") if path.name.isdigit())
     logs = [path for path in folder.path.glob(f"attempts/{max(numbers, default=0)}/*.log") if path.stat().st_size]
     if not logs:
         return "no logged metric so far, no line either"
     newest = max(logs, key=lambda path: path.stat().st_mtime)
-    said = _last_line(newest) if quoted else ""
+    line = _last_line(newest) if quoted else ""
     age_s = max(0.0, time.time() - newest.stat().st_mtime)
-    return f"no logged metric so far, its last line came {age_s:.0f} s ago{f': {said}' if said else ''}"
+    return f"no logged metric so far, its last line came {age_s:.0f} s ago{f': {line}' if line else ''}"
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log that isn't blank, without its rank; of a progress bar its last state."""
+    """Return the last line of a log that isn't blank, without the prefix of its rank; a progress bar's last state."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
@@ -197,7 +207,7 @@ def _last_line(log: Path) -> str:
     return printable(without_colours(_RANK_PREFIX.sub("", text)).strip())[:_MOST_QUOTED]
 
 
-def outlived(folder: RunFolder) -> Iterator[str]:
+def outliving_processes(folder: RunFolder) -> Iterator[str]:
     """Yield ``node1: process 12 (…)`` for each host's processes that outlived their script and had to be ended."""
     attempt = f"{run_folder.ATTEMPTS}/{journal.attempts(folder.journal)}"
     for path in sorted(folder.path.glob(f"{attempt}/*.exit.json")):
@@ -207,5 +217,5 @@ def outlived(folder: RunFolder) -> Iterator[str]:
 
 
 def last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
-    """Return the newest rows of metrics.jsonl."""
+    """Return the rows in the last 64 KiB of metrics.jsonl."""
     return metrics_file.rows(folder.path / run_folder.METRICS, tail_bytes=_TAIL_BYTES)

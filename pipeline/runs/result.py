@@ -1,4 +1,7 @@
-"""result.json: the results of a finished run, read in one place, with its seal and its types checked."""
+"""result.json, the results of a finished run: it is read here alone, with its seal (a digest of itself) and all types
+checked. Also here: the fingerprints by which a changed file of a finished run is noticed, and a script's metrics in
+words.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from pipeline.core.files import Stamp, settles_in, sha256_file, stamp
 from pipeline.core.tables import counted, quantity
 
 STAMPS = "stamps.json"
-
-
+"""The file of a run folder that caches digests; it may be removed at any time."""
+# the fields that the controller adds to the summary of the ranks
 _CONTROLLER_FIELDS = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
     "origin_sha256", "files", "program", "proven", "hardware",
@@ -33,21 +36,27 @@ class AlteredError(PacelineError):
 
 
 class Fingerprint(NamedTuple):
-    """A target's state when result.json was written."""
+    """The state of a target (a file that a finished run must have) when result.json was written.
+
+    ``stamp``: size, modification time, inode and change time.
+    """
 
     sha256: str
     stamp: Stamp
 
 
 class Stamps:
-    """A cache of digests for the files of a run folder: a file with a cached stamp isn't hashed again."""
+    """A cache of digests for the files of a run folder: a file with a cached stamp isn't hashed again.
+
+    A copied run folder needs it: all files there have other times than in result.json.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._fresh: dict[str, list[Any]] = {}
+        self._new_rows: dict[str, list[Any]] = {}  # name → [sha256, modification time, inode, change time]
 
     def first_altered(self, targets: Iterable[tuple[str, Fingerprint]]) -> tuple[str, str] | None:
-        """Return the first target that was altered, and how; None, and digests stored, if none was. Raises OSError."""
+        """Return (name, how it was altered) of the first altered target; None if all are intact. Raises OSError."""
         for name, expected in targets:
             if why := self._why_altered(name, expected):
                 return name, why
@@ -63,22 +72,23 @@ class Stamps:
         if seen == expected.stamp:
             return why_altered(path, expected)
         row = [expected.sha256, *seen[1:]]
-        if self._known.get(name) == row:
+        if self._stored_rows.get(name) == row:
             return None
         why = why_altered(path, expected)
+        # a file changed within the resolution of file times may change once more and keep its stamp: it isn't cached
         if why is None and not settles_in(seen.ctime_ns):
             with suppress(OSError):  # removed meanwhile
-                if stamp(path) == seen:
-                    self._fresh[name] = row
+                if stamp(path) == seen:  # not written to while it was hashed
+                    self._new_rows[name] = row
         return why
 
     def _store(self) -> None:
-        if self._fresh and self._run_dir.is_dir():  # never recreate a run folder that was removed
-            with suppress(OSError):
-                documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._known, **self._fresh}})
+        if self._new_rows and self._run_dir.is_dir():  # never recreate a run folder that was removed
+            with suppress(OSError):  # a read-only folder: the files are hashed again next time
+                documents.write_sealed(self._run_dir / STAMPS, {"targets": {**self._stored_rows, **self._new_rows}})
 
     @cached_property
-    def _known(self) -> dict[str, Any]:
+    def _stored_rows(self) -> dict[str, Any]:
         try:
             targets = documents.read_sealed(self._run_dir / STAMPS).get("targets")
         except (OSError, documents.DamagedError):
@@ -150,11 +160,11 @@ def read(path: Path) -> Result | None:
 
 
 def _fingerprint(raw: Any) -> Fingerprint:
-    known = _checked(dict, raw)
-    values = Stamp(*map(known.__getitem__, _STAMP_FIELDS))
+    fields = _checked(dict, raw)
+    values = Stamp(*map(fields.__getitem__, _STAMP_FIELDS))
     if {*map(type, values)} != {int}:  # one check for all, as a list of ten thousand runs reads 90,000 of them
         raise TypeError(f"{str(raw)[:40]!r} is no stamp")
-    return Fingerprint(_checked(str, known["sha256"]), values)
+    return Fingerprint(_checked(str, fields["sha256"]), values)
 
 
 def _checked(kind: type[_T], value: Any) -> _T:
@@ -164,10 +174,13 @@ def _checked(kind: type[_T], value: Any) -> _T:
 
 
 def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return metric → ``NaN at step 4, 37 times``: a script's values that were not finite; curves leave them out."""
+    """Return metric → ``NaN at step 4, 37 times`` for a script's metrics with values that were NaN or infinite.
+
+    Curves leave such values out. ``summary`` is the content of summary.json.
+    """
     shown_by_metric = {}
-    noted = summary.get("nonfinite")
-    for name, value in noted.items() if isinstance(noted, Mapping) else ():
+    recorded = summary.get("nonfinite")
+    for name, value in recorded.items() if isinstance(recorded, Mapping) else ():
         match value:
             case {"first": str(first), "step": int(step), "count": int(count)}:
                 times = f", {count:,} times" if count > 1 else ""
@@ -183,13 +196,13 @@ def nonfinite_note(summary: Mapping[str, Any]) -> str:
 
 
 def by_split(name: str) -> tuple[int, str]:
-    """Sort key of a script's metrics: those of a test, then of a validation, then the others, each by name."""
+    """Return the sort key of a script's metric: first test metrics, then validation, then the others, each by name."""
     parts = set(re.split(r"[/_.-]", name.lower()))
     return (0 if "test" in parts else 1 if parts & {"val", "valid", "validation", "eval"} else 2), name
 
 
 def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
-    """Return ``val_loss 0.25`` for a few metrics of a script, and how many more there are."""
+    """Return ``val_loss 0.25`` for each of the ``most`` first metrics of a script, then ``3 more metrics``."""
     shown = [f"{name} {quantity(name, metrics[name])}" for name in sorted(metrics, key=by_split)]
     return [*shown[:most], *([counted(len(shown) - most, "more metric")] if len(shown) > most else [])]
 
@@ -206,13 +219,13 @@ def _optional_number(value: Any) -> float | None:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Return the fingerprint of a file, as ``files`` holds it. Raises OSError."""
+    """Return the fingerprint of a file in the form that result.json stores. Raises OSError."""
     seen = stamp(path)
     return {"sha256": sha256_file(path), **dict(zip(_STAMP_FIELDS, seen, strict=True))}
 
 
 def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> bool:
-    """Whether a file has the stamp of its fingerprint; ``copied``: equal size and modification time are enough."""
+    """Return True if a file has the stamp of its fingerprint; ``copied``: compare only size and modification time."""
     try:
         seen = Stamp.of(os.stat(path))  # noqa: PTH116  (making a Path takes longer than os.stat)
     except OSError:
@@ -221,7 +234,7 @@ def is_stamped(path: str, expected: Fingerprint, *, copied: bool = False) -> boo
 
 
 def why_altered(path: Path, expected: Fingerprint) -> str | None:
-    """Return what happened to a target since its fingerprint, or None. Bytes are hashed only for another stamp."""
+    """Return how a target differs from its fingerprint, or None. Its bytes are hashed only if its stamp differs."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The state of a run and the output of its hosts, read from its folder, for `doit status` and `logs`."""
+"""The state of a run and the logs of its hosts as text, read from the run folder, for `doit status` and `doit logs`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pipeline.core.specs import UNDER_WAY, State
 from pipeline.core.tables import quantity
 from pipeline.runs import acceptance, journal, metrics_file, ranks
 from pipeline.runs.contents import nodes_of, what_runs
-from pipeline.runs.folder import RunFolder, leads_out, not_read
+from pipeline.runs.folder import RunFolder, leads_out, link_warning
 from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
 
 def status(folder: RunFolder) -> str:
-    """Return lines: state, attempt, hosts, step, last metrics."""
+    """Return the text of `doit status`: state, attempt, hosts, step, last metrics, ranks, and damage to files."""
     entries = journal.read(folder.journal)
     config, plan = folder.read_json(run_folder.CONFIG) or {}, folder.read_json(run_folder.PLAN) or {}
     last = entries[-1] if entries else None
-    accepted, altered = _accepted(folder)
-    doubted = bool(altered) and not locks.is_held(folder.lock)  # the command that holds it is making the run again
+    accepted, altered = _acceptance_or_damage(folder)
+    # while a command holds the lock, it is making the altered run again
+    doubted = bool(altered) and not locks.is_held(folder.lock)
     if doubted:
         config = intact_parts(folder).get("config", {})
     lines = [f"{folder.key}  {'?' if doubted and not config else what_runs(config)}"]
@@ -38,6 +39,7 @@ def status(folder: RunFolder) -> str:
         lines.append("  state    PLANNED, " + ("its command is preparing it" if begun else "not started"))
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
+        # without a lock its controller died, and the ranks may still run
         orphaned = last.state in UNDER_WAY and not locks.is_held(folder.lock)
         lost = "; no command is attached: the command that started it goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
@@ -53,33 +55,38 @@ def status(folder: RunFolder) -> str:
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
     lines += _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
-    lines += list(dict.fromkeys(_unreadable(folder) + altered))
-    lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
+    lines += list(dict.fromkeys(_altered_files(folder) + altered))  # both may name the same file
+    lines += [f"  {name} was added after the run; it is none of its outputs" for name in files_added_later(folder)]
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
-    torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
-    for path, bad in ((folder.journal, torn), (folder.path / run_folder.METRICS, _bad_metrics(folder))):
-        lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
+    for number, text in journal.unreadable_lines(folder.journal):
+        lines.append(f"  {folder.journal.name} line {number} is not readable and was left out: {text}")
+    metrics = folder.path / run_folder.METRICS
+    for number in metrics_file.bad_lines(metrics) if metrics.is_file() else ():
+        lines.append(f"  {metrics.name} line {number} is not readable and was left out")
     return "\n".join(lines)
 
 
-def added(folder: RunFolder) -> list[str]:
-    """Return files in a script's outputs that appeared after it finished."""
+def files_added_later(folder: RunFolder) -> list[str]:
+    """Return the files in a script's output folders that were added after it finished."""
     if folder.program.is_ours:  # also where config.json is damaged, so that the program isn't known
         return []
     recorded = folder.recorded_files()
     return [name for name in folder.program.files(folder.path) if name not in recorded] if recorded else []
 
 
-def altered(folder: RunFolder) -> str:
-    """Return which part of an idle run was altered, or ''."""
+def altered_part(folder: RunFolder) -> str:
+    """Return which part of a run was altered, or ''; '' too while a command works on it."""
     if locks.is_held(folder.lock):
         return ""
-    return next((line.strip() for line in [*_accepted(folder)[1], *_unreadable(folder)]), "")
+    return next((line.strip() for line in [*_acceptance_or_damage(folder)[1], *_altered_files(folder)]), "")
 
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
-    """Yield the lines of every attempt's logs, each under a heading. Raises UsageError: no logs, or no such host."""
+    """Yield the lines of the logs of every attempt, each log under a heading; ``host``: only this host's.
+
+    Raises UsageError: no logs, or no such host.
+    """
     attempts = folder.path / run_folder.ATTEMPTS
     log_files = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not log_files:
@@ -95,7 +102,7 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
     for path in log_files:
         if host in (None, path.stem) and leads_out(path, folder.path):
-            yield not_read([path], folder.path)
+            yield link_warning([path], folder.path)
         elif host in (None, path.stem):
             empty = "" if path.stat().st_size else ": no lines"
             yield f"==> attempt {path.parent.name}, {path.stem}{empty} <=="
@@ -103,8 +110,8 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
                 yield from (line.rstrip("\n") for line in file)
 
 
-def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """Return the acceptance that gives the run its result, if there is one, and lines about what was altered."""
+def _acceptance_or_damage(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
+    """Return the acceptance by which another run's result counts for this key, or None; and lines about damage."""
     try:
         result, accepted = acceptance.result_or_accepted(folder)
     except AlteredError as error:
@@ -118,7 +125,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 def _curves_altered(folder: RunFolder) -> bool:
     try:
         return bool(altered_target(folder, folder.read_result(), (run_folder.METRICS,)))
-    except AlteredError:  # without an intact result nothing can be checked; _unreadable names it
+    except AlteredError:  # without an intact result nothing can be checked; ``_altered_files`` names result.json
         return False
 
 
@@ -131,7 +138,8 @@ def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return f"not asked yet, {launcher}" if launcher else "not asked yet"
 
 
-def _unreadable(folder: RunFolder) -> list[str]:
+def _altered_files(folder: RunFolder) -> list[str]:
+    """Return a line for each sealed file that was altered."""
     lines = []
     for read in (folder.read_key, folder.read_summary, folder.read_result):
         try:
@@ -141,26 +149,26 @@ def _unreadable(folder: RunFolder) -> list[str]:
     return lines
 
 
-def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
-    path = folder.path / run_folder.METRICS
-    return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
-
-
 def latest(folder: RunFolder) -> metrics_file.MetricsRow | None:
     """Return the last row of metrics.jsonl with the last value of each metric; None: no row, or an altered file."""
     rows = [] if _curves_altered(folder) else ranks.last_rows(folder)
-    return (
-        replace(rows[-1], metrics={name: row.metrics[name] for row in rows for name in row.metrics}) if rows else None
-    )
+    if not rows:
+        return None
+    # not all metrics stand in each row: test metrics only in the last one, val metrics once an epoch
+    metrics = {name: value for row in rows for name, value in row.metrics.items()}
+    return replace(rows[-1], metrics=metrics)
 
 
 def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     last = latest(folder)
+    if last is None and not training:
+        return []
     if last is None:
-        ours = "the ranks import torch and read the data"
         doing = ranks.hosts_awaited(folder)
-        doing = doing or (ours if folder.program.is_ours else ranks.no_metric(folder, quoted=True))
-        return [f"  step     none yet: {doing}"] if training else []
+        if not doing and folder.program.is_ours:
+            doing = "the ranks import torch and read the data"
+        return [f"  step     none yet: {doing or ranks.no_metric(folder, quoted=True)}"]
+    # the last row may be of an earlier attempt
     doing = f", {last.doing}" if training and last.attempt in journal.known_attempts(folder.path)[-1:] else ""
     epoch = "" if last.epoch is None else f", epoch {last.epoch}"
     lines = [f"  step     {last.step}{epoch}{doing}"]

@@ -17,7 +17,7 @@ from pipeline.core.specs import State
 from pipeline.core.tables import duration
 from pipeline.execution.run import Run
 from pipeline.runs import acceptance
-from pipeline.runs.contents import set_apart
+from pipeline.runs.contents import distinguishing_labels
 
 _FULL = (*FULL, errno.EROFS)
 _LONGEST = 300  # characters
@@ -148,7 +148,7 @@ def label(number: int, total: int) -> str:
 
 def words_of_trial(chosen: Sequence[str]) -> str:
     """Shorten ``optimizer.lr=0.1 seed=2`` to ``lr=0.1 seed=2``, as MLflow names it; if nothing is left, keep all."""
-    return " ".join(set_apart(chosen, {}) or chosen)
+    return " ".join(distinguishing_labels(chosen, {}) or chosen)
 
 
 class TrialLines:

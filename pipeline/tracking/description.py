@@ -21,7 +21,15 @@ from pipeline.keys.content_key import canonical_config, flat
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.contents import chosen_in, makes_another_run, nodes_of, overrides_in, ranks_of, run_name, what_runs
+from pipeline.runs.contents import (
+    makes_another_run,
+    nodes_of,
+    overrides_in,
+    ranks_of,
+    run_name,
+    swept_overrides,
+    what_runs,
+)
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.destinations import redact
 from trainers.contract import run_folder
@@ -91,7 +99,7 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
     ``nonfinite``: metric → its first non-finite value and step, as the recorder has seen them.
     """
     run = _Run(run_dir, nonfinite or {})
-    name = run_name(run.config, run.words, run.key, swept=chosen_in(run.sweeps))
+    name = run_name(run.config, run.words, run.key, swept=swept_overrides(run.sweeps))
     return Description(
         key=run.key,
         name=redact(name) + (" (synthetic data)" if run.synthetic else ""),
@@ -303,7 +311,7 @@ def _tags(run: _Run) -> dict[str, str]:
     sweeps: dict[str, Any] = {f"sweep.{item.get('key')}": item.get("trial") for item in run.sweeps}
     if run.sweeps:
         sweeps |= {f"sweep.{name}": run.sweeps[-1].get(name) for name in ("key", "name", "trial")}
-        sweeps["sweep.overrides"] = " ".join(chosen_in(run.sweeps))
+        sweeps["sweep.overrides"] = " ".join(swept_overrides(run.sweeps))
     where = {name: run.config[name] for name in _WHERE if name in run.config}
     where["dataset"] = {"source": _dataset(run.config).get("source")}
     # the table shows only the text after the last slash

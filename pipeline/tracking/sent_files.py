@@ -14,7 +14,7 @@ from pipeline.core import documents
 from pipeline.core.files import temporary_prefix
 from pipeline.core.tables import file_size, first_of
 from pipeline.runs.contents import hosts_of
-from pipeline.runs.folder import leads_out, not_read
+from pipeline.runs.folder import leads_out, link_warning
 from pipeline.tracking.destinations import redact
 from trainers.contract import run_folder
 
@@ -61,7 +61,7 @@ def notes_on_left_out(run_dir: Path) -> Iterator[str]:
     patterns = (*_AT_START, run_folder.CHANGES, *_AT_END, _LOGS)
     present = [path for pattern in patterns for path in sorted(run_dir.glob(pattern))]
     if away := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
-        yield not_read(away, run_dir)
+        yield link_warning(away, run_dir)
     paths = _over_limit(run_dir)
     if not paths:
         return

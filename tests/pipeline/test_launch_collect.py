@@ -33,7 +33,7 @@ from pipeline.cluster.launchers.transport.streams import Connection
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import SCRIPT_OUTPUTS, Cluster, Host, Outputs
-from pipeline.runs.checkpoints import go_on_from_checkpoint
+from pipeline.runs.checkpoints import cut_to_newest_checkpoint
 from tests.agent_records import HERE, node_start
 from tests.pipeline.hostile_tars import hostile, of, raw
 from tests.pipeline.test_launch_first_error import PLAN
@@ -223,14 +223,14 @@ def run_with_checkpoints(folder: Path, metrics: bytes) -> Path:
 
 def test_metrics_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None:
     run_with_checkpoints(tmp_path, "".join(ROWS).encode() + b'{"step": 4')
-    assert list(go_on_from_checkpoint(tmp_path)) == []
+    assert list(cut_to_newest_checkpoint(tmp_path)) == []
     assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0] + ROWS[1]
 
 
 @pytest.mark.parametrize("line", [b"\0" * 40, b"\xff\xfe", b"[1, 2]", b"null", b'{"step": 2}', b"[" * 100_000])
 def test_a_damaged_line_of_metrics_is_named_and_the_checkpoint_has_it(tmp_path: Path, line: bytes) -> None:
     run_with_checkpoints(tmp_path, ROWS[0].encode() + line + b"\n" + ROWS[2].encode())
-    (warning,) = go_on_from_checkpoint(tmp_path)
+    (warning,) = cut_to_newest_checkpoint(tmp_path)
     assert warning == "metrics.jsonl: line 2 was damaged; all that the checkpoint knows is there again"
     assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0] + ROWS[1]
 
@@ -246,15 +246,15 @@ def test_a_damaged_newest_checkpoint_is_set_aside_before_anything_is_sent(tmp_pa
         side.unlink()
     else:
         side.write_text(side.read_text().replace('\\"step\\": 2', '\\"step\\": 5'))
-    (warning,) = go_on_from_checkpoint(tmp_path)
+    (warning,) = cut_to_newest_checkpoint(tmp_path)
     assert warning.startswith("checkpoint step-00000002.pt is skipped: ")
     assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0]
     assert [path.name for path in newest.parent.glob("*.pt")] == ["step-00000001.pt"]
-    assert list(go_on_from_checkpoint(tmp_path)) == []  # said once
+    assert list(cut_to_newest_checkpoint(tmp_path)) == []  # said once
 
 
 def test_without_a_checkpoint_the_metrics_begin_anew(tmp_path: Path) -> None:
-    assert list(go_on_from_checkpoint(tmp_path)) == []
+    assert list(cut_to_newest_checkpoint(tmp_path)) == []
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 

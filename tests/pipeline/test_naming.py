@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.contents import run_name, set_apart
+from pipeline.runs.contents import distinguishing_labels, run_name
 
 CONFIG: dict[str, Any] = {"model": {"name": "resnet18"}, "dataset": {"name": "cifar10"}, "optimizer": {"name": "sgd"}}
 KEY = "9176099e4463"
@@ -24,7 +24,7 @@ KEY = "9176099e4463"
     ],
 )
 def test_what_sets_a_run_apart(words: list[str], apart: tuple[str, ...]) -> None:
-    assert set_apart(words, CONFIG) == apart
+    assert distinguishing_labels(words, CONFIG) == apart
 
 
 def test_a_run_by_itself_has_model_and_data_and_what_it_was_told() -> None:

@@ -53,7 +53,7 @@ def test_a_run_that_waits_is_known_while_its_command_lives_and_until_it_starts(
     attempt.until_free(hosts, spec, listening, lambda: None)
     assert [(wait.key, wait.host, wait.who) for wait in seen] == [("0123456789ab", "node0", "bob's run a")]
     assert waits_under_way(tmp_path) == []
-    HostWaitRecord(folder.path).for_host("node0", "bob's run a")
+    HostWaitRecord(folder.path).write("node0", "bob's run a")
     assert len(waits_under_way(tmp_path)) == 1
     lock.release()  # as when the command was killed
     assert waits_under_way(tmp_path) == []

@@ -98,7 +98,7 @@ def test_a_run_whose_key_is_not_complete_is_no_other_ones_nearest_finished_run(t
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(ended: tuple[RunFolder, ContentKey]) -> None:
     folder, key = ended
     assert index.row(folder).note == "unproven"
-    folder.prove()
+    folder.mark_proven()
     assert (folder.stale_because(key.digest), index.row(folder).note) == (None, "")
 
 
@@ -144,9 +144,9 @@ def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
 
 def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[RunFolder, ContentKey]) -> None:
     folder, key = ended
-    assert status.added(folder) == []
+    assert status.files_added_later(folder) == []
     write_atomic(folder.path / "outputs/notes.txt", "mine")
-    assert status.added(folder) == ["outputs/notes.txt"]
+    assert status.files_added_later(folder) == ["outputs/notes.txt"]
     assert "  outputs/notes.txt was added after the run; it is none of its outputs" in status.status(folder)
     assert folder.stale_because(key.digest) is None
 

@@ -55,7 +55,7 @@ def test_a_host_has_a_line_every_ten_seconds_and_a_later_attempt_counts_on(tmp_p
         samples = SystemMetrics(tmp_path)
         for second in range(11):
             for host in ("node0", "node1"):
-                samples.heard(NodeBeat(host=host, usage=BUSY if second else None), 1000 * attempt + second)
+                samples.add(NodeBeat(host=host, usage=BUSY if second else None), 1000 * attempt + second)
         with (tmp_path / run_folder.SYSTEM_METRICS).open("a") as file:
             file.write('{"t": 1, "host": "node')  # its writer died
     found = [
@@ -69,7 +69,7 @@ def test_a_host_has_a_line_every_ten_seconds_and_a_later_attempt_counts_on(tmp_p
 def test_a_run_of_a_day_has_fewer_samples(tmp_path: Path) -> None:
     samples = SystemMetrics(tmp_path)
     for second in range(0, 24 * 3600, 2):
-        samples.heard(NodeBeat(host="node0", usage=BUSY), float(second))
+        samples.add(NodeBeat(host="node0", usage=BUSY), float(second))
     times = [row["t"] for row in rows(tmp_path)]
     assert times[:3] == [0, 10, 20]
     assert len([at for at in times if float(str(at)) <= 3600]) == 361
@@ -86,7 +86,7 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
     samples = SystemMetrics(run)
     for host in ("node0", "node1"):
         for at in range(3):
-            samples.heard(NodeBeat(host=host, usage=IDLE), folder.T0 + 10 * at)
+            samples.add(NodeBeat(host=host, usage=IDLE), folder.T0 + 10 * at)
     assert all(parse(line.encode()) is not None for line in (run / run_folder.SYSTEM_METRICS).read_text().splitlines())
     first = recorder.record(run, uri, EXPERIMENT)
     name, number = "system/node1/system_memory_usage_percentage", str(first.run_id)
@@ -94,7 +94,7 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
     assert store.history(uri, number, name) == expected[:3]
     state = json.loads((run / "tracking.json").read_text())
     folder.write(run / "tracking.json", {**state, "system_offset_bytes": 0})
-    SystemMetrics(run).heard(NodeBeat(host="node1", usage=IDLE), folder.T0 + 30)
+    SystemMetrics(run).add(NodeBeat(host="node1", usage=IDLE), folder.T0 + 30)
     folder.end(run)
     recorder.record(run, uri, EXPERIMENT)
     assert store.history(uri, number, name) == expected

@@ -87,7 +87,7 @@ def why(current: Session) -> None:
     if damage:
         note(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if run is not None and not reason:
-        for added in run_status.added(run.folder):
+        for added in run_status.files_added_later(run.folder):
             note(f"WARNING: {relative(run.folder.path / added)} was added after the run; it is not an output of it")
     if run is not None and reason:
         _say_nearest(nearest, differences, data_files)

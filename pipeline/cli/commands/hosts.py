@@ -25,7 +25,7 @@ from pipeline.core.tables import aligned
 from pipeline.data.trees import Tree
 from pipeline.execution import restarts
 from pipeline.runs import checkpoints, index, journal
-from pipeline.runs.lock import HostWait, ask_to_stop, note_stopped, waits_under_way
+from pipeline.runs.lock import HostWait, ask_to_stop, record_stopped, waits_under_way
 from trainers.contract.host_facts import HostFacts
 
 
@@ -72,7 +72,7 @@ def stop(current: Session) -> None:
     with waiting(note, "ending what runs there"):
         ask_to_stop(folder)
         hosts = ", ".join(stop_run(cluster, folder.path, folder.key))
-    if note_stopped(folder):
+    if record_stopped(folder):
         start = restarts.next_start_in(folder.path, checkpoints.settings_of(folder.path))
         say(f"{folder.key} is stopped on {hosts}; no command was attached; typed again, it starts {start}")
     elif entries and entries[-1].state in UNDER_WAY:

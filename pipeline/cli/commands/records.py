@@ -113,7 +113,7 @@ def finished_classifier(folder: RunFolder) -> Result:
         )
     check_parts(folder, key, result, ROOT)
     if (stale := folder.stale_because(key.digest)) is not None:
-        raise folder.altered(run_folder.RESULT, f"no longer says what its files are ({stale})")
+        raise folder.altered_error(run_folder.RESULT, f"no longer says what its files are ({stale})")
     return result
 
 

@@ -103,7 +103,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
         say(settled)
     if not verdict.reproduced:
         raise PacelineError(f"{shown}\n{written}")
-    folder.prove()
+    folder.mark_proven()
     say(shown)
     if (folder.read_json(run_folder.PROVENANCE) or {}).get("git_commit") is None:
         say(f"not from a commit: its code is the copy in {relative(folder.code)}")
@@ -159,7 +159,7 @@ def prove(current: Session, *, once: bool = False) -> None:
         if not proof.is_equal:
             _report(proof, written)
             return
-        folder.prove()
+        folder.mark_proven()
     note(f"run {folder.key}, repeated and killed {counted(kills, 'time')}")
     _report(proven(kills), written)
 

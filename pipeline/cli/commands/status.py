@@ -189,7 +189,7 @@ def logs(current: Session) -> None:
         return
     for line in run_status.logs(folder, host):
         say_log(line)
-    if why := run_status.altered(folder):
+    if why := run_status.altered_part(folder):
         note(f"WARNING: run {folder.key} is {index.ALTERED} ({why}); its logs are shown as they are now")
 
 

@@ -149,7 +149,7 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
 
 def _report_end(current: Session, run: Run, result: Result) -> None:
     say(f"FINISHED {run.key.short}: {figures(result)}", folds=True)
-    for line in ranks.outlived(run.folder):
+    for line in ranks.outliving_processes(run.folder):
         note(f"WARNING: outlived the script and was ended, so what it had not written yet is lost: {line}")
     say(f"  results  {relative(run.folder.result)}", is_detail=True)
     outputs = run.folder.path / run_folder.OUTPUTS

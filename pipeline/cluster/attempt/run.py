@@ -222,7 +222,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
                 if not busy:
                     return
                 answered_at = time.monotonic()
-                waiting.for_host(busy[0].host, busy[0].who)
+                waiting.write(busy[0].host, busy[0].who)
                 text = f"waiting for {busy[0].host}: {busy[0].who}"
             if not reported:
                 emit(Doing(what=progress))
@@ -232,7 +232,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
             _pause(PROBE_AGAIN_S, spec, check)
             hosts.forget_facts()
     finally:
-        waiting.is_over()
+        waiting.remove()
 
 
 def _other_users(hosts: Hosts, spec: AttemptSpec) -> list[preflight.Occupation]:

@@ -44,7 +44,7 @@ from pipeline.core.processes import threads
 from pipeline.core.processes.signals import Interruptible
 from pipeline.core.specs import LaunchPlan, Outputs
 from pipeline.runs import checkpoints, journal, ranks
-from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step
+from pipeline.runs.checkpoints import cut_to_newest_checkpoint, newest_step
 from pipeline.runs.metrics_file import cut_torn_line
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, NodeExamination
@@ -159,7 +159,7 @@ class RunningAttempt:
             script = checkpoints.script_attempts(self._run_dir, checkpoints.settings_of(self._run_dir))
             if script is not None and (kept := script.set_aside(self.plan.attempt)) is not None:
                 self._show(kept)
-            for warning in go_on_from_checkpoint(self._run_dir):
+            for warning in cut_to_newest_checkpoint(self._run_dir):
                 self._show(f"warning: {warning}")
         self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
         self._metrics_at = path.stat().st_size

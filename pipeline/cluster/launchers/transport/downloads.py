@@ -33,7 +33,7 @@ from pipeline.core.printable import printable
 from pipeline.core.processes import process
 from pipeline.core.specs import TRAINING_OUTPUTS, LaunchPlan, NodePlan, Outputs
 from pipeline.core.tables import file_size
-from pipeline.runs.checkpoints import DAMAGE, read_verified
+from pipeline.runs.checkpoints import READ_ERRORS, read_verified
 from trainers.contract import run_folder
 from trainers.contract.records import from_json
 
@@ -194,7 +194,7 @@ def _drop_damaged(folder: Path) -> list[str]:
     for path in sorted((folder / run_folder.CHECKPOINTS).glob("*.pt")):
         try:
             read_verified(path)
-        except DAMAGE:
+        except READ_ERRORS:
             damaged.append(path.name)
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
