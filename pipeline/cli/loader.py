@@ -124,7 +124,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             signals.begin()
             budget_s = self._invocation.budget_s
             if budget_s is not None and not self._invocation.is_on("detach"):  # else the detached command's
-                signals.limit(budget_s, self._invocation.options["budget"])
+                signals.limit_duration(budget_s, self._invocation.options["budget"])
         except PacelineError as error:
             leave(with_options_of(error, verb or ""))
 
@@ -238,8 +238,8 @@ class Exit(SystemExit):
 
 def leave_if_interrupted() -> None:
     """Exit with the code of Ctrl-C if one has come; a verb that it ended has printed its last line."""
-    if signals.came():
-        raise Exit(128 + signals.first())
+    if signals.ctrl_c_came():
+        raise Exit(128 + signals.first_signal())
 
 
 def leave(error: BaseException) -> NoReturn:

@@ -1,6 +1,7 @@
-"""A persistent cache of computed results, keyed by a digest of everything that a result depends on.
+"""A cache of computed results between commands: name → JSON value, one file a kind of result.
 
-Losing the file only costs recomputation. It begins with a digest of its content, so a damaged file counts as missing.
+The caller's name for an entry is a digest of everything that the result depends on, so an entry is never outdated.
+Losing a file only costs recomputation. It begins with a digest of its content, so a damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 from pipeline.core.files import sha256_text, write_atomic
 
 FOLDER = ".paceline"
-_END = "]\n"
-_places: dict[Path, Path] = {}
+_END = "]\n"  # the file is a JSON list: the digest of the entries' text, then the entries
+_parents: dict[Path, Path] = {}  # project → the folder that holds its cache, if not the project
 
 
 def remember_in(root: Path, runs_dir: Path) -> None:
     """Place the cache of project ``root`` in ``runs_dir`` from now on, so that no other folder must be writable."""
-    _places[root] = runs_dir
+    _parents[root] = runs_dir
 
 
 class Cache:
@@ -31,7 +32,7 @@ class Cache:
     """
 
     def __init__(self, root: Path, kind: str, *, most: int) -> None:
-        self._path = _places.get(root, root) / FOLDER / f"{kind}.json"
+        self._path = _parents.get(root, root) / FOLDER / f"{kind}.json"
         self._most = most
 
     def get(self, name: str) -> Any:
@@ -41,8 +42,8 @@ class Cache:
     def keep(self, entries: Mapping[str, Any]) -> None:
         """Add entries. If two commands write at once, the last one wins; an unwritable folder is ignored."""
         with suppress(OSError):
-            kept = dict([*self._entries().items(), *entries.items()][-self._most :])
-            lines = json.dumps(kept, indent=2) + _END  # the second item of a list, whose first is their digest
+            newest = dict([*self._entries().items(), *entries.items()][-self._most :])
+            lines = json.dumps(newest, indent=2) + _END
             write_atomic(self._path, f"{_head(lines)}\n{lines}")
 
     def _entries(self) -> dict[str, Any]:
@@ -54,6 +55,7 @@ class Cache:
 
 
 def _head(lines: str) -> str:
+    """Return the first line of the file, for all lines after it."""
     return f'["{sha256_text(lines)}",'
 
 

@@ -1,4 +1,8 @@
-"""Read and write JSON objects in run folders, with or without a seal (trainers/contract/seal.py)."""
+"""Read and write the JSON objects of run folders, with or without a seal.
+
+A seal is a last field ``sha256``: the digest of all text before it (trainers/contract/seal.py). A user, a full disk or
+another program may have damaged any of these files, so every reader reports damage by DamagedError.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _LARGEST_BYTES = 1 << 30
 _DEEPEST = 64  # nested objects and lists. Paceline's documents have six levels, and its functions recurse over them
 _SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
 _BRACKETS_AND_TEXTS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SEAL_BYTES = 96  # the seal and all that follows it have fewer
+_SEAL_BYTES = 96  # more than a seal and the closing bracket have
 
 
 class DamagedError(ValueError):
@@ -48,7 +52,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 def _is_too_deep(data: bytes) -> bool:
     """Return True if objects and lists are nested too deep. Brackets inside of texts don't count."""
-    if data.count(b"{") + data.count(b"[") <= _DEEPEST:  # too few to be
+    if data.count(b"{") + data.count(b"[") <= _DEEPEST:  # the fast path: too few brackets
         return False
     depth = 0
     for match in _BRACKETS_AND_TEXTS.finditer(data):
@@ -63,7 +67,7 @@ def _is_too_deep(data: bytes) -> bool:
 
 
 def content(path: Path) -> bytes:
-    """Read the bytes of a regular file; a pipe or a device yields none.
+    """Read a regular file; return no bytes for a pipe or a device.
 
     Raises OSError, DamagedError: a directory, or a file far too large.
     """
@@ -120,8 +124,9 @@ def open_sealed(data: bytes) -> dict[str, Any]:
     """Check the seal of ``data`` and return the object without it. Raises DamagedError (UnsealedError if unsealed)."""
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if seal is None:
+        # an unsealed object and a file that was cut off both lack the seal: parsing tells which it is
         if b'"sha256": "' not in data[-_SEAL_BYTES:]:
-            parse(data)  # raises a more specific error for text that isn't JSON
+            parse(data)
         raise UnsealedError("has no sha256 of its own text")
     if sha256_bytes(data[: seal.start()]) != seal[1].decode():
         raise DamagedError("doesn't agree with the sha256 of its own text")

@@ -1,4 +1,7 @@
-"""Errors that users can act on: what failed, where, the value seen, the valid values, and the next command."""
+"""The exceptions whose text is shown to the user as it is, and helpers that make such texts.
+
+The text says what failed, where, the value seen, the valid values and the next command.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-_PLACE = re.compile(r"training failed on [^:]*: ")  # as pipeline.cluster begins its messages
+_PLACE = re.compile(r"training failed on [^:]*: ")  # the start of pipeline.cluster's messages: host and rank
 
 
 class PacelineError(Exception):
@@ -43,18 +46,20 @@ class HostError(PacelineError):
         self.hosts = tuple(hosts)
 
 
-DECIDED = ("code", "config")
-"""Causes of a TrainingError that would end a retry the same way."""
+FATAL = ("code", "config")
+"""Causes of a TrainingError with which a retry would fail the same way."""
 
 
 class TrainingError(PacelineError):
     """Training started and failed; the text names the host, the rank and the first error.
 
-    A sweep decides by ``cause`` whether to retry: ``host`` (a node was lost), ``memory`` (out of memory, or a rank was
-    killed), ``disk`` (full), ``config`` (an invalid value or unparsable code, which not even a restart changes),
-    ``cancelled`` (the scheduler's job was cancelled; neither retry nor failure), ``outputs`` (the run ended well, but
-    its outputs can't be fetched or written; a retry would repeat that) or ``code`` (a retry would fail the same way).
-    ``gone`` are hosts that were reachable at the end neither through their stream nor through a new connection.
+    Attributes:
+        cause: by it a sweep decides whether to retry a trial.
+            ``host``: a node was lost. ``memory``: out of memory, or a rank was killed. ``disk``: it is full.
+            ``config``: an invalid value, or code that can't be parsed. ``code``: any other error of the program.
+            ``cancelled``: the scheduler's job was cancelled, which counts neither as a failure nor for a retry.
+            ``outputs``: the run ended well, but its outputs can't be fetched or written.
+        gone: labels of the hosts that could not be reached at the end, even through a new connection.
     """
 
     def __init__(self, what: str, *, hint: str | None = None, cause: str = "code", gone: Sequence[str] = ()) -> None:
@@ -84,8 +89,8 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
-def without_place(text: str) -> str:
-    """Return why a training failed without the host and rank that said it first: equal for equal failures."""
+def without_host_and_rank(text: str) -> str:
+    """Remove the host and rank from a TrainingError's text, so that equal failures have equal texts."""
     return _PLACE.sub("", text)
 
 
@@ -95,16 +100,19 @@ def os_reason(error: OSError) -> str:
 
 
 def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
-    """Return the option most similar to ``word``, or None if none is similar."""
-    known = list(options)
-    same = [option for option in known if option.casefold() == word.casefold()]
-    matches = same or difflib.get_close_matches(word, known, n=1, cutoff=likeness)
+    """Return the option most similar to ``word``, or None if none is similar.
+
+    ``likeness`` is difflib's lower limit of similarity, from 0 to 1. Upper and lower case count as equal.
+    """
+    candidates = list(options)
+    same = [option for option in candidates if option.casefold() == word.casefold()]
+    matches = same or difflib.get_close_matches(word, candidates, n=1, cutoff=likeness)
     return matches[0] if matches else None
 
 
 def suggestion(word: str, options: Iterable[str]) -> str:
     """Return ``did you mean X? valid: A, B, C``; the question only appears if an option is similar."""
-    known = sorted(options)
-    close = nearest(word, known)
-    start = f"did you mean {close}? " if close else ""
-    return f"{start}valid: {', '.join(known) if known else '(none)'}"
+    valid = sorted(options)
+    close = nearest(word, valid)
+    question = f"did you mean {close}? " if close else ""
+    return f"{question}valid: {', '.join(valid) if valid else '(none)'}"

@@ -1,7 +1,8 @@
-"""Write files atomically; identify their content by digests, stamps, and fingerprints (a stamp with a digest).
+"""File operations of the whole controller half: atomic writes, digests, fingerprints, temporary files.
 
-A stamp is what the file system records of a file: while it stays the same, the content does, without reading the file.
-That holds once the file system's clock has moved on, so that another write can't leave the same stamp.
+A file's *stamp* is its size, times and inode. As long as the stamp stays the same, the content does too, so the file
+needn't be read again. This is only safe when the file system's clock has advanced since the last write: two writes
+within one tick of the clock may leave equal stamps. A *fingerprint* is a stamp together with the content's sha256.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from typing import Any, NamedTuple
 from pipeline.core.errors import DataError, UsageError
 
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of OSError: the disk, or the user's share of it, is full
 
 FINGERPRINTS = ".fingerprints.json"
 """The cache of ``fingerprints`` in a folder."""
 
 
 class Stamp(NamedTuple):
-    """What changes with every write or replacement of a file, even at equal size and modification time (ns)."""
+    """What the file system records of a file; some field changes with every write or replacement. Times in ns."""
 
     size_bytes: int
     mtime_ns: int
@@ -70,7 +71,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def write_json_in(folder: int, name: str, value: Any) -> None:
-    """Like ``write_json``, into the folder open at a descriptor, even if another folder has its path by now.
+    """Like ``write_json``, but into an open folder (its descriptor), even if its path leads elsewhere by now.
 
     Raises FileNotFoundError: the folder was removed; OSError: the file can't be written.
     """
@@ -98,9 +99,9 @@ def expanded(path: str, option: str) -> Path:
 
 
 def replaceable_path(path: Path, option: str) -> Path:
-    """Check that the file named by ``option`` may be replaced, and return its path.
+    """Check that the output file ``path``, which the user named by ``option``, may be written, and return it.
 
-    A rename would put a file in the place of a device, pipe or link, and a misspelt folder would be created.
+    An atomic write would otherwise replace a device, pipe or link by a file, and create a misspelt folder.
 
     Raises UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
     """
@@ -108,7 +109,7 @@ def replaceable_path(path: Path, option: str) -> Path:
         raise UsageError(
             f"{option}: there is no folder {path.parent}", hint=f"mkdir -p {shlex.quote(str(path.parent))}"
         )
-    with suppress(OSError):  # no file yet, or the later write reports the problem
+    with suppress(OSError):  # there is no file yet, or the later write reports the problem
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode):
             kind = _KINDS.get(stat.S_IFMT(mode), "a device")
@@ -117,7 +118,7 @@ def replaceable_path(path: Path, option: str) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file that is never written to; copy it on file systems without links. Raises OSError."""
+    """Hard-link ``source``, which must never be written to; copy it on file systems without links. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     try:
@@ -198,14 +199,17 @@ _SECONDS_NS = 2_500_000_000  # or in whole seconds (HFS+, ext3, many network fil
 
 
 def settles_in(changed_ns: int) -> float:
-    """Return the seconds during which another write could still leave the stamp of a change at this unix time in ns.
+    """Return for how many seconds the stamp of a file changed at this unix time (ns) is not yet reliable.
 
-    It is infinite for a time in the future, which comes from another clock with an unknown offset.
+    During them another write could leave the same stamp. Infinite for a time in the future: another computer's clock
+    has set it, with an unknown offset.
     """
     age_ns = time.time_ns() - changed_ns
     if age_ns < 0:
         return math.inf
-    return max(0, (_TICK_NS if changed_ns % 1_000_000 else _SECONDS_NS) - age_ns) / 1e9
+    # a time without microseconds comes from a file system that counts in whole seconds
+    tick_ns = _TICK_NS if changed_ns % 1_000_000 else _SECONDS_NS
+    return max(0, tick_ns - age_ns) / 1e9
 
 
 class FileFingerprint(NamedTuple):
@@ -224,24 +228,25 @@ def fingerprints(paths: Sequence[Path], cache_dir: Path) -> dict[Path, FileFinge
     fresh: dict[str, list[int | str]] = {}
     by_path: dict[Path, FileFingerprint] = {}
     for path in paths:
-        known = cached.get(str(path))
-        if known is not None and known.stamp == stamp(path):
-            by_path[path] = known
+        earlier = cached.get(str(path))
+        if earlier is not None and earlier.stamp == stamp(path):
+            by_path[path] = earlier
         else:
             by_path[path] = fingerprint(path)
             fresh[str(path)] = [*by_path[path].stamp, by_path[path].sha256]
     if fresh and cache_dir.is_dir():
-        rows = {name: [*known.stamp, known.sha256] for name, known in cached.items()}
+        rows = {name: [*earlier.stamp, earlier.sha256] for name, earlier in cached.items()}
         with suppress(OSError):  # files in a read-only folder can still be read
             write_json(cache_dir / FINGERPRINTS, {**rows, **fresh})
     return by_path
 
 
 def fingerprint(path: Path) -> FileFingerprint:
-    """Return the fingerprint of a file, once no unnoticed write is possible any more. Raises DataError, OSError."""
+    """Wait until the file's stamp is reliable, and return its fingerprint. Raises DataError, OSError."""
     before = stamp(path)
     unsettled_s = settles_in(before.ctime_ns)
-    if math.isfinite(unsettled_s):  # any write after this wait changes the stamp
+    # any write after this wait changes the stamp; for a time in the future no wait would help
+    if math.isfinite(unsettled_s):
         time.sleep(unsettled_s)
     sha256 = sha256_file(path)
     if stamp(path) != before:
@@ -255,6 +260,7 @@ def changing(path: Path) -> DataError:
 
 
 def _read_fingerprints(path: Path) -> dict[str, FileFingerprint]:
+    """Read the cache, ``{path: [*Stamp, sha256]}``; rows of another form are left out."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -268,10 +274,11 @@ def _read_fingerprints(path: Path) -> dict[str, FileFingerprint]:
 
 
 # ------------------------------------------------------------------------------- temporary files
+# The name of a temporary file says which process made it, so that others know whether it is still needed.
 _TEMPORARY_NAME = re.compile(r"\.(?P<computer>[0-9a-f]{7})-(?P<pid>[0-9a-f]+)-(?P<start>[0-9a-f]+)\.")
-_NAME_BYTES = 100  # of the file's own name
+_NAME_BYTES = 100  # of the final file's name that are kept: with the rest it must fit into 255
 _PROC = Path("/proc")  # not on macOS
-_FOREIGN_S = 86_400.0  # age of a temporary file of another computer from which it counts as left
+_FOREIGN_S = 86_400.0  # a file of another computer, whose processes can't be seen, is a leftover from this age
 
 
 def temporary_prefix(name: str) -> str:
@@ -302,12 +309,14 @@ def _temporary_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_in_use(path: Path) -> bool:
+    """Return True if the process that made this temporary file may still run."""
     match = _TEMPORARY_NAME.search(path.name)
     assert match is not None
     if match["computer"] != _computer():
         with suppress(OSError):
             return time.time() - path.lstat().st_mtime < _FOREIGN_S
         return False
+    # a later process may have got the same pid: its start time differs
     return _process_start(int(match["pid"], 16)) == int(match["start"], 16)
 
 
@@ -315,6 +324,7 @@ def _process_start(pid: int) -> int | None:
     """Return the start time of a process in the system's unit; None if the process has ended, also as a zombie."""
     if _PROC.is_dir():
         try:
+            # proc_pid_stat(5): after the name in parentheses come the state and, 19 fields later, the start time
             fields = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             return None

@@ -1,4 +1,7 @@
-"""File locks (flock). The kernel releases a lock when its holder ends, even by a crash."""
+"""File locks (flock) by which several commands on one computer share a run folder, a cache or a data set.
+
+The kernel releases a lock when its holder ends, even by a crash.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _POLL_S = 0.1
-_taken: set[FileLock] = set()  # by this process
+_taken: set[FileLock] = set()  # all locks that this process holds
 
 
 class FileLock:
@@ -27,13 +30,16 @@ class FileLock:
 
     def take(self) -> bool:
         """Try to take the lock; False if another process holds it. Raises OSError."""
-        while (descriptor := _locked(self.path)) is not None:
+        while True:
+            descriptor = _open_locked(self.path)
+            if descriptor is None:
+                return False
             if _is_at(descriptor, self.path):
                 self._held = descriptor
                 _taken.add(self)
                 return True
-            os.close(descriptor)  # the file was removed meanwhile, so this lock guards nothing
-        return False
+            # Between opening and locking the file was removed, so this lock guards nothing: try the next file.
+            os.close(descriptor)
 
     def wait(self, *, timeout_s: float = math.inf, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Take the lock as soon as it is free, calling ``meanwhile`` about ten times a second.
@@ -51,7 +57,8 @@ class FileLock:
     def release(self) -> None:
         """Release the lock if held."""
         if self._held is not None:
-            fcntl.flock(self._held, fcntl.LOCK_UN)  # explicitly, because a forked child may still have the file open
+            # close() alone wouldn't unlock it while a forked child has the same file open
+            fcntl.flock(self._held, fcntl.LOCK_UN)
             self.leave()
 
     def leave(self) -> None:
@@ -71,7 +78,8 @@ def _leave_all() -> None:
         lock.leave()
 
 
-os.register_at_fork(after_in_child=_leave_all)  # else a surviving child keeps the locks of an ended command
+# else a child that survives its command would keep the command's locks
+os.register_at_fork(after_in_child=_leave_all)
 
 
 @contextmanager
@@ -106,7 +114,7 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _locked(path: Path) -> int | None:
+def _open_locked(path: Path) -> int | None:
     """Open and lock the file, creating it if missing; None if another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -120,6 +128,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return True if the path leads to the open file."""
     try:
         at_path, opened = path.stat(), os.fstat(descriptor)
     except FileNotFoundError:

@@ -1,4 +1,8 @@
-"""Mask secrets in everything that this process prints, so that code that formats messages needn't handle them."""
+"""stdout and stderr of a command, with all secrets masked, so that code which formats messages needn't do it.
+
+``begin`` replaces both streams as the command starts. ``core/redact.py`` decides what counts as a secret; others become
+known later (``remember``). Also here: what happens when a stream takes no more output (``| head``, a full disk).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any, TextIO, cast
 
 from pipeline.core.redact import hide, of_environment, secrets_in
 
-_known: set[str] = set()
-_lost: list[Callable[[BaseException], bool]] = []
+_secrets: set[str] = set()
+_lost_output_handlers: list[Callable[[BaseException], bool]] = []  # at most one
 
 
 def begin() -> None:
@@ -20,7 +24,7 @@ def begin() -> None:
     Both streams then also accept any text: a closed stream (``doit train >&-``) discards it, and a character that the
     locale's encoding lacks is written as an escape.
     """
-    _open_closed()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -32,16 +36,16 @@ def begin() -> None:
 
 def shown(text: str) -> str:
     """Return the text with known secrets masked."""
-    return hide(text, _known)
+    return hide(text, _secrets)
 
 
 def remember(values: Iterable[str]) -> None:
     """Add texts that are secret."""
-    _known.update(values)
+    _secrets.update(values)
 
 
 def without_secret_names(record: dict[str, Any]) -> dict[str, Any]:
-    """Drop the names that contain a secret from a record of what a program read: no file may hold one."""
+    """Drop file names that contain a secret from the record of what a program read (observation/input_record.py)."""
     kept = {
         part: {name: value for name, value in record[part].items() if shown(name) == name}
         for part in ("files", "folders", "looked_for")
@@ -49,8 +53,12 @@ def without_secret_names(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, **kept, "absent": [name for name in record["absent"] if shown(name) == name]}
 
 
-def _open_closed() -> None:
-    """Open closed standard streams on /dev/null, or the next file would get a stream's number and children's output."""
+def _open_closed_streams() -> None:
+    """Open closed standard streams on /dev/null.
+
+    Otherwise the next file that is opened gets a standard stream's number, and with it the output of children.
+    """
+    # open() returns the lowest free number: above 2 all three standard streams exist
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -59,13 +67,13 @@ def _open_closed() -> None:
 
 
 def silence(number: int) -> None:
-    """Redirect a standard stream to /dev/null, also the text in its buffer, which Python flushes at exit."""
+    """Redirect a standard stream (1 or 2) to /dev/null, also the text in its buffer, which Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-def on_lost_output(lost: Callable[[BaseException], bool]) -> None:
-    """Set the handler of a stream that no longer accepts output; it returns True if it has handled the error."""
-    _lost[:] = [lost]
+def on_lost_output(handler: Callable[[BaseException], bool]) -> None:
+    """Set what is called when stdout accepts no more output; it returns True if it has handled the error."""
+    _lost_output_handlers[:] = [handler]
 
 
 class OutputError(OSError):
@@ -101,7 +109,7 @@ class _Masked:
                 silence(2)
                 return
             reason = error if isinstance(error, BrokenPipeError) else OutputError(error.errno, error.strerror)
-            if not any(lost(reason) for lost in _lost):
+            if not any(handler(reason) for handler in _lost_output_handlers):
                 raise reason from None
 
     def writelines(self, lines: Iterable[str]) -> None:

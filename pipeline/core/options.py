@@ -1,6 +1,8 @@
-"""Options by convention: option NAME of a group is the module NAME in the group's package that defines settings.
+"""Find the options of a configuration group (models, launchers, samplers, …) and read their settings classes.
 
-Another package adds one by an entry point (``paceline.models`` for ``trainers.models``); a project's own wins.
+By convention the option NAME of a group is the module NAME in the group's package, and this module defines one settings
+class: ``model=resnet18`` is trainers/models/resnet18.py. Other installed packages add options by entry points
+(``paceline.models`` for ``trainers.models``); of two options with one name the project's own is taken.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from trainers.core.config import installed_options, option_names
 
 
 class Options:
-    """The options of one group, chosen by ``field`` (``cluster.launcher``): modules of ``package``.
+    """The options of one group: modules of ``package``, of which the configuration field ``field`` names one.
 
-    Their settings derive from ``base`` or one of the ``derived`` classes. They are read from the module's source, as a
-    model's module imports torch: so they may only use the standard library, ``trainers.core.config``,
-    ``pipeline.core.errors``, the module of their base, and constants of their own module.
+    A settings class derives from ``base`` or one of the ``derived`` classes. As a model's module imports torch, the
+    controller doesn't import it, but executes only the settings class out of its source. So this class may use only
+    the standard library, ``trainers.core.config``, ``pipeline.core.errors``, the module of its base, and constants of
+    its own module.
     """
 
     def __init__(self, field: str, package: str, base: type[Any], *derived: type[Any]) -> None:
@@ -41,8 +44,8 @@ class Options:
         return installed_options(self.package)
 
     def is_own(self, name: str) -> bool:
-        """Return True if the option belongs to the project."""
-        return name.isidentifier() and self._own(name).is_file()
+        """Return True if the option belongs to the project, not to another installed package."""
+        return name.isidentifier() and self._own_file(name).is_file()
 
     def target(self, name: str) -> str:
         """Return the dotted name of the option's module. Raises UsageError: no such option."""
@@ -59,7 +62,7 @@ class Options:
         Raises UsageError: no such option, or its settings depend on the rest of its module.
         """
         if name not in self._classes:
-            self._classes[name] = self._evaluated(name)
+            self._classes[name] = self._read_settings(name)
         return self._classes[name]
 
     def module(self, name: str) -> ModuleType:
@@ -68,22 +71,22 @@ class Options:
             self.settings(name)  # reports invalid settings with a good message
         return import_module(self.target(name))
 
-    def _evaluated(self, name: str) -> type[Any]:
+    def _read_settings(self, name: str) -> type[Any]:
         target = self.target(name)
-        file = self._own(name) if self.is_own(name) else source_of_installed(target)
+        file = self._own_file(name) if self.is_own(name) else source_of_installed(target)
         if file is None:
             raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
         path = shown(file, HOME)
         try:
-            tree = _settings(file.read_bytes(), self.bases)
+            tree = _extract_settings(file.read_bytes(), self.bases)
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.field}={name}: {path}: {error}") from error
         if tree is None:
             unknown, base = self._unknown(name), self.base.__name__
             raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
-        return _class(tree, target, path)
+        return _execute(tree, target, path)
 
-    def _own(self, name: str) -> Path:
+    def _own_file(self, name: str) -> Path:
         return HOME / self.package.replace(".", "/") / f"{name}.py"
 
     def _unknown(self, name: str) -> UsageError:
@@ -94,21 +97,22 @@ def source_of_installed(module: str) -> Path | None:
     """Return the file of an installed module without importing it or its parent packages."""
     top, *rest = module.split(".")
     spec = find_spec(top)
+    # find_spec of a dotted name would import the parent packages, so each level is searched in the folders of the last
     for part in rest:
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
+def _extract_settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
     """Extract the settings class with the imports and constants that it may use; None if there is none.
 
     Raises SyntaxError: the module can't be parsed; ValueError: there are two such classes, or the class is no
     dataclass.
     """
     tree = ast.parse(source)
-    names = [[base.__name__] for base in bases]
+    base_lists = [[base.__name__] for base in bases]  # a settings class has exactly one base, one of these
     classes = [item for item in tree.body if isinstance(item, ast.ClassDef)]
-    settings = [item for item in classes if [ast.unparse(parent) for parent in item.bases] in names]
+    settings = [item for item in classes if [ast.unparse(parent) for parent in item.bases] in base_lists]
     if not settings:
         return None
     if len(settings) > 1:
@@ -117,7 +121,8 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
         )
     if not any("dataclass" in ast.unparse(item) for item in settings[0].decorator_list):
         raise ValueError(f"{settings[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
-    for part in ast.walk(settings[0]):  # without the annotations of its functions, whose names may be torch's
+    # annotations of its methods may name classes of torch, which can't be imported here
+    for part in ast.walk(settings[0]):
         if isinstance(part, ast.arg):
             part.annotation = None
         elif isinstance(part, ast.FunctionDef):
@@ -128,6 +133,7 @@ def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
 
 
 def _may_be_used(item: ast.stmt, allowed: set[str]) -> bool:
+    """Return True for an import of the ``allowed`` modules, and for a constant with a literal value."""
     if isinstance(item, ast.Import):
         return all(alias.name.partition(".")[0] in allowed for alias in item.names)
     if isinstance(item, ast.ImportFrom):
@@ -144,8 +150,11 @@ def _is_literal(value: ast.expr) -> bool:
     return True
 
 
-def _class(tree: ast.Module, module: str, path: str) -> type[Any]:
-    """Execute the extracted statements. No deferred annotations: their names couldn't be resolved in any module."""
+def _execute(tree: ast.Module, module: str, path: str) -> type[Any]:
+    """Execute the extracted statements and return the settings class.
+
+    Its annotations are evaluated at once: a deferred one would be looked up in the module, which is never imported.
+    """
     space: dict[str, Any] = {"__name__": module}
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)

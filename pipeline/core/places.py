@@ -1,7 +1,7 @@
-"""Where Paceline's own code lies, and which project this process works on: a clone, or one made by `paceline init`.
+"""The folders of this process: Paceline's own code (``HOME``) and the project that it works on (``ROOT``).
 
-A project of `paceline init` uses the installed code, and its conf/ takes precedence over Paceline's. Commands in other
-folders are refused.
+A project is either a clone of Paceline, with code and project in one folder, or a folder made by `paceline init`, which
+uses the installed code and whose conf/ takes precedence over Paceline's. Commands in other folders are refused.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def code_of(root: Path) -> Path:
 def conf_dirs(root: Path) -> tuple[Path, ...]:
     """Return the configuration folders of the project ``root``, highest precedence first."""
     code = code_of(root)
-    packed, own = code / "pipeline" / "conf", root / "conf"
-    ours = packed if packed.is_dir() else code / "conf"
-    return (own, ours) if code != root and own.is_dir() else (ours,)
+    in_wheel, of_project = code / "pipeline" / "conf", root / "conf"
+    of_paceline = in_wheel if in_wheel.is_dir() else code / "conf"
+    return (of_project, of_paceline) if code != root and of_project.is_dir() else (of_paceline,)
 
 
 def shown(path: Path, root: Path) -> str:
@@ -93,10 +93,11 @@ def refuse_outside() -> None:
 
 
 def refuse_other_code(root: Path) -> None:
-    """Refuse to go on if this process runs other code than that of ``root``, the folder of the dodo.py.
+    """Refuse to go on if this process runs other code than that of ``root``, the folder of doit's dodo.py.
 
-    In a clone, pipeline/ and trainers/ must come from it; a project of its own must be the one that Python was started
-    for. Otherwise another clone's code would be trained into that clone's folders. Raises UsageError.
+    If ``root`` is a clone, pipeline/ and trainers/ must have been imported from it. If it is a project of `paceline
+    init`, it must be the one that this process began in. Otherwise results of other code would be stored in ``root``.
+    Raises UsageError.
     """
     if not is_clone(root):
         if root != ROOT.resolve():
@@ -115,8 +116,8 @@ def refuse_other_code(root: Path) -> None:
 
 
 def _folder_of(name: str) -> Path | None:
-    """Return the place that an import of the package would load; imports nothing."""
-    if name == __name__.partition(".")[0]:
+    """Return the folder from which the package would be imported; import nothing."""
+    if name == __name__.partition(".")[0]:  # pipeline itself is already imported
         return HOME / name
     spec = importlib.util.find_spec(name)
     return Path(os.path.realpath(spec.origin)).parent if spec and spec.origin else None
@@ -124,11 +125,16 @@ def _folder_of(name: str) -> Path | None:
 
 def refuse_hiding_modules(root: Path) -> None:
     """Refuse modules in ``root`` that would hide one of Python's or Paceline's by their name. Raises UsageError."""
-    ours = frozenset[str]() if code_of(root) == root else MODULES
+    paceline_modules = frozenset[str]() if code_of(root) == root else MODULES  # a clone has them itself
     for path in root.iterdir():
-        whose = "Python" if path.stem in sys.stdlib_module_names else "Paceline" if path.stem in ours else None
-        if whose and (path.suffix == ".py" or (path / "__init__.py").exists()):
+        if path.stem in sys.stdlib_module_names:
+            owner = "Python"
+        elif path.stem in paceline_modules:
+            owner = "Paceline"
+        else:
+            continue
+        if path.suffix == ".py" or (path / "__init__.py").exists():
             raise UsageError(
-                f"{path} has the name of {whose}'s own module {path.stem}, and is imported instead of it",
-                hint=f"mv {path.name} my_{path.name}, or any other name that {whose} hasn't",
+                f"{path} has the name of {owner}'s own module {path.stem}, and is imported instead of it",
+                hint=f"mv {path.name} my_{path.name}, or any other name that {owner} hasn't",
             )

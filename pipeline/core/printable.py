@@ -1,4 +1,7 @@
-"""Make foreign text safe for terminals and shells: escape control characters, quote arguments and Hydra values."""
+"""Make text from outside safe for a terminal, a shell and Hydra: escape control characters, quote arguments.
+
+Such text comes from the ranks' output, from hosts and from the command line.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 """CSI sequences of progress bars: cursor movement, erasing."""
 _RESET = "\x1b[0m"
-_HERE = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
-"""The beginning of a log line of this computer: in a sweep its trial, then its rank, or ``-`` for torchrun itself."""
+_LOCAL_PREFIX = re.compile(r"(?m)^(trial +\d+ \| )?localhost:(-|\d+) \| ")
+"""The beginning of a log line of this computer: in a sweep the trial, then the rank, or ``-`` for torchrun itself."""
 
 
 def printable(text: str) -> str:
@@ -45,24 +48,33 @@ def without_colours(text: str) -> str:
 
 
 def program_lines(text: str, *, terminal: bool, colours: bool) -> str:
-    """Make another program's output printable; colours pass if allowed, and what moves the cursor is left out.
+    """Make another program's output printable, and remove sequences that move the cursor.
 
-    Output not meant for a terminal keeps its tabs.
+    Colours stay if ``colours``. Tabs become spaces if the output is for a ``terminal``.
     """
     return "\n".join(_program_line(line, terminal, colours) for line in text.split("\n"))
 
 
 def without_host(text: str) -> str:
     """Remove ``localhost:RANK | `` from log lines; lines of ranks other than 0 keep ``rank RANK | ``."""
-    return _HERE.sub(lambda of: (of[1] or "") + ("" if of[2] in ("-", "0") else f"rank {of[2]} | "), text)
+
+    def shortened(prefix: re.Match[str]) -> str:
+        trial, rank = prefix[1] or "", prefix[2]
+        return trial if rank in ("-", "0") else f"{trial}rank {rank} | "
+
+    return _LOCAL_PREFIX.sub(shortened, text)
 
 
 def _program_line(line: str, terminal: bool, colours: bool) -> str:
     line = _CURSOR.sub("", line) if "\x1b" in line else line
-    parts = _COLOURS.split(line)
-    safe = [printable(part.expandtabs()) if terminal else "\t".join(map(printable, part.split("\t"))) for part in parts]
+    parts = _COLOURS.split(line)  # the texts between the colour codes
+    if terminal:
+        safe = [printable(part.expandtabs()) for part in parts]
+    else:
+        safe = ["\t".join(map(printable, part.split("\t"))) for part in parts]
     if not colours or len(parts) == 1:
         return "".join(safe)
+    # n codes stand between n + 1 texts; a reset follows the last one, so that the colour ends with the line
     return "".join(f"{part}{code}" for part, code in zip(safe, [*_COLOURS.findall(line), _RESET], strict=True))
 
 
@@ -71,20 +83,24 @@ def shell_line(words: Iterable[str]) -> str:
     return " ".join(map(shell_word, words))
 
 
-def _escaped(word: str) -> str:
+def _ansi_c_escaped(word: str) -> str:
+    """Escape a word for a shell's ``$'…'``."""
     quoted = word.replace("\\", "\\\\").replace("'", "\\'")
-    return "".join(char if char.isprintable() else _code(ord(char)) for char in quoted)
+    return "".join(char if char.isprintable() else _ansi_c_code(ord(char)) for char in quoted)
 
 
-def _code(point: int) -> str:
-    r"""Escape a character as ``\u``: a shell takes ``\x9b`` for a byte, not for the character."""
-    return f"\\x{point:02x}" if point < 0x80 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+def _ansi_c_code(point: int) -> str:
+    r"""Write a character beyond ASCII as ``\u`` or ``\U``: a shell takes ``\x9b`` for a byte, not for the character."""
+    if point < 0x80:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
+# What Hydra's grammar reads as the same string without quotes.
 _BARE = re.compile(r"0|[1-9][0-9]*|(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w/.:-]*", re.IGNORECASE)
-_IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # needs a backslash inside a shell's double quotes
-_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
-_INTERPOLATION = re.compile(r"(\\*)\$\{")  # backslashes in front of one count double
+_IN_DOUBLE_QUOTES = re.compile(r"[\"$`]|\\(?=[\"$`\\])")  # characters that need a backslash in a shell's double quotes
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")  # backslashes before a quote, or before the closing one at the end
+_INTERPOLATION = re.compile(r"(\\*)\$\{")  # Hydra halves the backslashes in front of ${
 
 
 def hydra_value(text: str) -> str:
@@ -120,13 +136,13 @@ def hydra_text(value: Any) -> str:
 
 
 def shell_word(word: str) -> str:
-    """Quote a word for a shell: in double quotes, for readability, if it has single quotes (an override's value).
+    """Quote a word for a shell if needed, readable if possible.
 
-    One with ``!`` is quoted otherwise, because an interactive shell expands ``!`` inside double quotes; an unprintable
-    one is quoted in the ``$'…'`` syntax of bash and zsh.
+    A word with single quotes, such as an override's value, comes into double quotes, but not one with ``!``, which an
+    interactive shell expands there. An unprintable word needs the ``$'…'`` syntax of bash and zsh.
     """
     if not word.isprintable():
-        return f"$'{_escaped(word)}'"
+        return f"$'{_ansi_c_escaped(word)}'"
     if "'" not in word or "!" in word:
         return shlex.quote(word)
-    return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], word)}"'
+    return f'"{_IN_DOUBLE_QUOTES.sub(lambda match: chr(92) + match[0], word)}"'  # chr(92): a backslash

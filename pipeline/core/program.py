@@ -1,4 +1,7 @@
-"""The programs that torchrun starts on the nodes (classifier, script), described as data for the pipeline."""
+"""The two programs that torchrun starts on the nodes, described as data for the controller.
+
+``classifier`` is the built-in training, ``script`` a training script of the user.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ TORCHRUN, TORCHRUN_FILE = "trainers.torchrun", "trainers/torchrun.py"
 
 
 class Program(NamedTuple):
-    """A program of the node half."""
+    """One program: its module on the nodes, and the files that a run with it leaves in its run folder."""
 
     name: str
-    entry: str  # its module: each rank runs it, or torchrun's parent on each node
-    trained: tuple[str, ...]  # the files that a successful run leaves in its folder
-    folders: tuple[str, ...] = ()  # those whose files all belong to the result
-    evaluated: tuple[str, ...] = ()  # the files that the report adds
+    entry: str  # the module that each rank runs; with starts_torchrun: that each node runs once
+    trained: tuple[str, ...]  # files that a successful run leaves
+    folders: tuple[str, ...] = ()  # folders of which all files belong to the result
+    evaluated: tuple[str, ...] = ()  # files that the evaluation report adds
     starts_torchrun: bool = False
-    is_ours: bool = True  # False: a user's, whose batch size and determinism are unknown
+    is_ours: bool = True  # False: a user's script, whose batch size and determinism are unknown
 
     def files(self, run_dir: Path) -> tuple[str, ...]:
         """List the result files of a finished run, without unreadable files and links that leave its folder."""
@@ -36,6 +39,7 @@ class Program(NamedTuple):
 
 
 def _is_kept(path: Path, top: str) -> bool:
+    """Return True for a readable file that, if it is a link, leads to a place below ``top``."""
     is_inside = not path.is_symlink() or Path(os.path.realpath(path)).is_relative_to(top)
     return is_inside and path.is_file() and os.access(path, os.R_OK)
 

@@ -1,6 +1,7 @@
-"""Find secret values by name or by form, and replace them with a placeholder.
+"""Find secrets in texts, command lines and configurations, and replace them with the placeholder ``***``.
 
-docs/secrets.md lists the rules for users. A secret reaches the ranks' environment and is stored nowhere else.
+A secret is recognized by its name (``API_TOKEN``), by its form (``https://me:pw@host``), or because ``cluster.secrets``
+lists it. It reaches the ranks' environment and is stored nowhere else. docs/secrets.md lists the rules for users.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-_LEAST = 4  # characters: shorter values occur in too many lines
+_LEAST = 4  # characters: shorter values are not masked, because they occur in too many lines
 ANYWHERE = 8  # characters from which a value is masked inside words too
 _TOKEN_LENGTH = 16  # a login of this length without a password is a token
-_SHORTEST_FORM = 14
+_SHORTEST_FORM = 14  # characters of the shortest text without :// that one of FORMS matches
 _SWITCHES = ("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto")  # AUTH=none is a setting
 
 _NAME = re.compile(
@@ -25,7 +26,7 @@ _NAME = re.compile(
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
 _PASSWORD = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|_PWD(?![A-Z])")
-_PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of paths to secrets
+_PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # the value is a path to a secret, which may be shown
 # tokens of a vocabulary (transformers' special tokens, `--image_token '<image>'`)
 _VOCABULARY = re.compile(
     r"(?:^|_)(?:BOS|EOS|EOT|EOD|UNK|SEP|PAD|CLS|MASK|START|STOP|END|SPECIAL|IMAGE|VIDEO|AUDIO|TRIGGER|PLACEHOLDER)_TOKEN$"
@@ -58,11 +59,14 @@ FORMS: tuple[Rule, ...] = (
 )
 """Rules for secrets recognizable by form: logins in addresses, signed queries, private keys, tokens."""
 
-SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")
+SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")  # an address with its query
 
 
 class Secret(str):
-    """A configuration text that is secret regardless of its name: its ``parts`` come from ``${oc.env:API_TOKEN}``."""
+    """A configuration text that is secret whatever its field is called, as it contains ``${oc.env:API_TOKEN}``.
+
+    ``parts`` are the values of such variables in it.
+    """
 
     parts: frozenset[str] = frozenset()
 
@@ -82,9 +86,10 @@ def _words(name: str) -> str:
 
 
 def needs_masking(name: str, value: str) -> bool:
-    """Return True if the value of a secret name needs masking: it is no switch and no number that is a setting.
+    """Return True if the value of a secret name must be masked; False if it is obviously a setting.
 
-    A number is one below eight digits (``N_TOKEN=32768``), of a password below four.
+    Settings are switches (``AUTH=none``) and numbers below eight digits (``N_TOKEN=32768``); below four digits if the
+    name means a password.
     """
     fewest_digits = _LEAST if _PASSWORD.search(_words(name)) else ANYWHERE
     return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < fewest_digits)
@@ -93,7 +98,9 @@ def needs_masking(name: str, value: str) -> bool:
 def rules(values: Iterable[str] = ()) -> tuple[Rule, ...]:
     """Return the rules that mask ``values``, followed by FORMS."""
     spelled = {text for value in values for text in _spellings(value) if len(text) >= _LEAST and text != HIDDEN}
-    pattern = "|".join(_bounded(text) for text in sorted(spelled, key=lambda text: (-len(text), text)))
+    # the longest first: of two secrets of which one begins with the other, nothing of the longer one must remain
+    longest_first = sorted(spelled, key=lambda text: (-len(text), text))
+    pattern = "|".join(_bounded(text) for text in longest_first)
     return ((pattern, HIDDEN), *FORMS) if pattern else FORMS
 
 
@@ -113,7 +120,7 @@ def of_environment(environment: Mapping[str, str]) -> frozenset[str]:
 
 
 def in_forms(value: str) -> Iterator[str]:
-    """Yield the secret parts recognizable by form: only login and password of ``https://me:pw@host``."""
+    """Yield the parts that are secret by their form, such as ``me:pw`` and ``pw`` of ``https://me:pw@host``."""
     if _is_plain(value):
         return
     for match in re.finditer(_LOGIN, value):
@@ -125,7 +132,7 @@ def in_forms(value: str) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return True if the text is too short to match FORMS: a fast path, because most fields are."""
+    """Return True if the text is too short to match FORMS: a fast path for most fields of a configuration."""
     return len(text) < _SHORTEST_FORM and "://" not in text
 
 
@@ -149,12 +156,12 @@ def _spellings(value: str) -> set[str]:
 
 
 def _bounded(text: str) -> str:
-    """Match a short value only as a whole word."""
+    """Return a pattern for the text; a short text is matched only as a whole word."""
     return re.escape(text) if len(text) >= ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
 # ------------------------------------------------------------------------------- words of a command line
-_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")
+_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")  # written by by_environment
 _REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
 _PAIR = re.compile(  # in Hydra's {…}
     r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
@@ -162,26 +169,27 @@ _PAIR = re.compile(  # in Hydra's {…}
 
 
 def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
-    """Mask an argument of a command line by known secret ``values`` and the ``names`` listed in ``cluster.secrets``.
+    """Mask the secrets of a command-line argument: ``values``, and values of ``names`` (those in ``cluster.secrets``).
 
-    ``${oc.env:NAME}`` is no secret and stays, except one of ``by_environment``, whose variable ends with the process.
+    ``${oc.env:NAME}`` is no secret and stays. Only a reference written by ``by_environment`` is masked, because its
+    variable exists in one process alone.
     """
     return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
 
 
 def in_field(field: str, value: str) -> str:
     """Return ``field='value'`` for messages; a field with a secret is masked as a whole."""
-    whole = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
-    return f"{field}={HIDDEN if whole else hide(repr(value))}"
+    is_secret = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
+    return f"{field}={HIDDEN if is_secret else hide(repr(value))}"
 
 
 def secrets_in(words: Iterable[str]) -> frozenset[str]:
     """Return the secrets in command-line arguments, and parts of them that a parser's error message may quote."""
-    listed = list(words)
-    names = {name for word in listed for name in _secret_names(word)}
-    values = {value for word in listed for value in _masked(word, names)[1]}
+    arguments = list(words)
+    names = {name for word in arguments for name in _secret_names(word)}
+    values = {value for word in arguments for value in _masked(word, names)[1]}
     parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= ANYWHERE}
-    return frozenset(values | parts).union(*map(in_forms, listed))
+    return frozenset(values | parts).union(*map(in_forms, arguments))
 
 
 def restored(word: str, values: Mapping[str, str]) -> str:
@@ -202,9 +210,9 @@ def restored(word: str, values: Mapping[str, str]) -> str:
 
 
 def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Move secrets of arguments into variables, because process lists show arguments.
+    """Replace secrets in arguments by references to variables, because process lists show arguments.
 
-    Returns the arguments for a child's command line, and the variables that its environment needs.
+    Returns the arguments for a child's command line, and the variables that its environment needs (name → secret).
     """
     environment: dict[str, str] = {}
 
@@ -216,19 +224,21 @@ def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     def moved(name: str, value: str) -> str:
         return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
 
-    kept = []
+    arguments = []
     for word in words:
         key, equals, value = word.partition("=")
         if in_word(word) == word or not equals:
-            kept.append(word)
-        elif "{" in value:
-            kept.append(f"{key}={_PAIR.sub(lambda at: at[1] + at[2] + moved(at[1], at[3].strip()), value)}")
+            arguments.append(word)
+        elif "{" in value:  # a dictionary in Hydra's syntax: only its secret values
+            moved_pairs = _PAIR.sub(lambda pair: pair[1] + pair[2] + moved(pair[1], pair[3].strip()), value)
+            arguments.append(f"{key}={moved_pairs}")
         else:
-            kept.append(f"{key}={reference(value)}")
-    return kept, environment
+            arguments.append(f"{key}={reference(value)}")
+    return arguments, environment
 
 
 def _secret_names(word: str) -> list[str]:
+    """Return the names of variables in an override of ``cluster.secrets``."""
     key, _, value = word.lstrip("+").partition("=")
     return re.findall(r"\w+", value) if key == "cluster.secrets" else []
 
@@ -238,9 +248,9 @@ def _masked(word: str, names: Collection[str]) -> tuple[str, list[str]]:
     key, equals, value = word.partition("=")
     if not equals:
         return word, []
-    field = key.lstrip("+~").partition("@")[0]
+    field = key.lstrip("+~").partition("@")[0]  # without the signs of Hydra's grammar
     last = field.rpartition(".")[2]
-    if field == "dataset.source":
+    if field == "dataset.source":  # any query of its address may be a signature
         value = SIGNATURE.sub(r"\1", value)
     if _is_secret(last, value, names):
         return f"{key}={HIDDEN}", [_unquoted(value)]
@@ -292,13 +302,13 @@ def marked(resolved: Any, values: Collection[str]) -> Any:
 
 def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
     """Return all secret texts of a resolved configuration: by name, ``cluster.secrets``, form and reference."""
-    names = _own_names(config)
+    names = _listed_names(config)
     values: set[str] = set()
     for path, value in _leaves(config, ()):
         text = _as_text(value)
         if text is None or text == HIDDEN:
             continue
-        if _is_whole(path, text, names):
+        if _is_secret_field(path, text, names):
             values.update(_parts(text))
         values.update(in_forms(text))
     return frozenset(values)
@@ -307,7 +317,7 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
 def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = None) -> dict[str, Any]:
     """Mask the secrets (``values``, if computed) of a resolved configuration; drop the query of the data's address."""
     values = secret_values(config) if values is None else values
-    shown: dict[str, Any] = _shown(config, (), _own_names(config), values)
+    shown: dict[str, Any] = _shown(config, (), _listed_names(config), values)
     dataset = shown.get("dataset")
     if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
         dataset["source"] = SIGNATURE.sub(r"\1", dataset["source"])
@@ -319,50 +329,55 @@ def placeholders(config: Mapping[str, Any]) -> list[str]:
     return [".".join(path) for path, value in _leaves(config, ()) if isinstance(value, str) and HIDDEN in value]
 
 
-def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
+def _listed_names(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of variables in ``cluster.secrets``."""
     cluster = config.get("cluster")
     return frozenset(cluster.get("secrets") or ()) if isinstance(cluster, Mapping) else frozenset()
 
 
-def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
-    """Return True if the whole value is secret, not only a part."""
+def _is_secret_field(path: Sequence[str], value: str, names: Collection[str]) -> bool:
+    """Return True if the whole value of the field is secret, not only a part. ``path``: its name in each section."""
     if isinstance(value, Secret) or (path and path[-1] in names):
         return True
     return any(is_secret_name(name) and needs_masking(name, value) for name in path)
 
 
 def _as_text(value: Any) -> str | None:
-    """Return a text, or a whole number as one, because a password may have digits alone; None for anything else."""
+    """Return a text or whole number as text, because a password may have only digits; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value if isinstance(value, str) else None
 
 
 def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: frozenset[str]) -> Any:
+    """Return ``value``, which stands at ``path`` of a configuration, with its secrets masked."""
     if isinstance(value, Mapping):
         return {name: _shown(inner, (*path, str(name)), names, values) for name, inner in value.items()}
     if isinstance(value, list):
-        placed = _in_list(value, path)
-        return [f"{begin}{_shown(inner, at, names, values)}" if begin else _shown(inner, at, names, values)
-                for begin, at, inner in placed]  # fmt: skip
+        items = list[Any]()
+        for prefix, item_path, item in _in_list(value, path):
+            item_shown = _shown(item, item_path, names, values)
+            items.append(f"{prefix}{item_shown}" if prefix else item_shown)
+        return items
     text = _as_text(value)
-    if text is not None and _is_whole(path, text, names):
+    if text is not None and _is_secret_field(path, text, names):
         return HIDDEN
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) < ANYWHERE:
         return value
-    return hide(value, [text for text in values if len(text) >= ANYWHERE]) if len(value) >= ANYWHERE else value
+    # other fields may contain a secret; a short one could be there by chance
+    return hide(value, [text for text in values if len(text) >= ANYWHERE])
 
 
 def split(
     env: Mapping[str, str], values: Collection[str], names: Collection[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Split a host's environment: all variables with secrets masked, and the secret variables with their values."""
+    """Split a host's environment into ``Host.env`` (all variables, secrets masked) and ``Host.secrets``."""
     shown = {name: _shown(value, (name,), names, frozenset(values)) for name, value in env.items()}
     return shown, {name: value for name, value in env.items() if shown[name] != value}
 
 
 def hidden_by(shown: Mapping[str, str], secrets: Mapping[str, str]) -> frozenset[str]:
-    """Return the texts behind the placeholders of ``split``, which must be masked in the ranks' output."""
+    """Return the texts that must be masked in the ranks' output, for the two results of ``split``."""
     whole = {part for name, value in secrets.items() if shown.get(name) == HIDDEN for part in _parts(value)}
     return frozenset(whole.union(*(in_forms(value) for value in secrets.values())))
 
@@ -372,23 +387,24 @@ def _parts(value: str) -> frozenset[str]:
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each value of a nested configuration that is no mapping or list, as (path, value)."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, str(name)))
     elif isinstance(value, list):
-        for _, at, inner in _in_list(value, path):
-            yield from _leaves(inner, at)
+        for _, item_path, item in _in_list(value, path):
+            yield from _leaves(item, item_path)
     else:
         yield path, value
 
 
 def _in_list(items: Sequence[Any], path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yield each item of a list that may be a command line, as (prefix, path, value).
+    """Yield each item of a list as (prefix, path, value). The list may be a command line.
 
-    The prefix is ``--token=`` for ``--token=VALUE``. The path includes the option's name, also for a value that follows
-    ``--token`` as a separate item.
+    ``--token=VALUE`` is split into the prefix ``--token=`` and the value. The path of an option's value ends with the
+    option's name, also if the value follows ``--token`` as a separate item.
     """
-    name = ""
+    name = ""  # of the option that the previous item was; "" if it was none
     for item in items:
         if not isinstance(item, str):
             yield "", (*path, name) if name else path, item
@@ -396,6 +412,9 @@ def _in_list(items: Sequence[Any], path: tuple[str, ...]) -> Iterator[tuple[str,
         elif option := _OPTION.match(item):
             yield option[0], (*path, option[1]), item[option.end() :]
             name = ""
+        elif item.startswith("-"):
+            yield "", path, item
+            name = item.lstrip("-")
         else:
-            yield "", (*path, name) if name and not item.startswith("-") else path, item
-            name = item.lstrip("-") if item.startswith("-") else ""
+            yield "", (*path, name) if name else path, item
+            name = ""

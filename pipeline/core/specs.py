@@ -1,4 +1,8 @@
-"""Plain data types shared by all modules of the controller half (standard library only)."""
+"""The plain data types that all modules of the controller half share: hosts, cluster, plan, run states.
+
+Standard library only, and no effects: ``pipeline.config`` makes a ``Cluster`` of the configuration,
+``pipeline.cluster.plan`` makes a ``LaunchPlan`` of it.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,19 @@ from trainers.contract.host_facts import Container
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One node as configured; nothing has been looked up yet."""
+    """One node as configured; neither its address nor its GPUs have been looked up yet."""
 
-    name: str  # for ssh, so aliases of ssh_config work
+    name: str  # as ssh takes it, so aliases of ssh_config work
     nproc_per_node: int = 1
     port: int | None = None
     user: str | None = None
     address: str | None = None  # where other nodes reach the host; None: the address that ssh used
     interface: str | None = None  # the network interface for collectives; None: the one with the address
     python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)  # with placeholders for secrets
-    placement: Mapping[str, str] = field(default_factory=dict)  # env that selects a part of the node (GPUs): in no key
-    shared_by: int = 1  # runs that share the node's cores
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for ranks alone: no file or message has them
+    env: Mapping[str, str] = field(default_factory=dict)  # variables of the ranks; a secret's value is a placeholder
+    placement: Mapping[str, str] = field(default_factory=dict)  # variables that select GPUs of the node: in no key
+    shared_by: int = 1  # how many runs share the node's cores
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # sent to ranks, in no file and no message
 
     @property
     def label(self) -> str:
@@ -35,48 +39,53 @@ class Host:
         return f"{user}{self.name}{port}"
 
 
-_OF_SHELLS = frozenset("'\"`;&<>|(){}")  # ssh refuses them too, because a ProxyCommand passes names through a shell
-_OF_LISTS = frozenset("@/#[]")  # separators of pssh's host file and of paths
+_SHELL_CHARACTERS = frozenset("'\"`;&<>|(){}")  # ssh refuses them too: a ProxyCommand passes names through a shell
+_SEPARATORS = frozenset("@/#[]")  # of pssh's host file and of paths
 
 
 def unfit_name(host: Host) -> str | None:
     """Explain why ssh and pssh can't use the host's name or user, as words that follow the value; None if they can."""
-    for kind, text, also, longest in (("host", host.name, "$\\,", 253), ("user", host.user or "user", "", 64)):
-        unfit = _OF_SHELLS | _OF_LISTS | {" ", *also}
-        bad = [mark for mark in text if mark in unfit or not mark.isprintable()]
-        if bad or not text or text.startswith("-"):
-            why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if text else "it is empty"
+    # each row: what is checked, its value, characters refused there alone, the most characters
+    for kind, name, refused_here, longest in (
+        ("host", host.name, "$\\,", 253),
+        ("user", host.user or "user", "", 64),
+    ):
+        refused = _SHELL_CHARACTERS | _SEPARATORS | {" ", *refused_here}
+        bad = [char for char in name if char in refused or not char.isprintable()]
+        if bad or not name or name.startswith("-"):
+            why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if name else "it is empty"
             return f"is not a {kind} name that ssh can be given: {why}"
-        if len(text) > longest:
-            return f"is not a {kind} name that ssh can be given: it has {len(text)} characters, of at most {longest}"
+        if len(name) > longest:
+            return f"is not a {kind} name that ssh can be given: it has {len(name)} characters, of at most {longest}"
     return None
 
 
 @dataclass(kw_only=True)
 class LaunchSettings:
-    """The fields of the section ``cluster`` that a launch reads as they were written. Times in seconds.
+    """The fields of the section ``cluster`` that a launch uses exactly as configured. Times in seconds.
 
-    ``ClusterConfig`` derives from it, checks the values, and has the fields that are resolved first (hosts, devices).
+    ``ClusterConfig`` derives from it: it checks the values and adds the fields that must be resolved first, such as
+    hosts and devices.
 
     Attributes:
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
-        collective_timeout_s: ranks that wait longer for each other in one collective give up.
-        stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
-            others up is named and the run ended.
-        min_nodes: with trainer.shards, the fewest nodes with which a run goes on that has lost hosts and has no spare
-            left; 0: only with all of them.
+        collective_timeout_s: ranks that wait longer for each other in one collective operation give up.
+        stall_s: when no rank has made a step for this long (or for ten times a usual step), the rank for which the
+            others wait is named and the run is ended.
+        min_nodes: with trainer.shards, the fewest nodes on which a run continues after it lost hosts and has no spare
+            left; 0: it needs all of them.
         checkpoint_fetch_s: the shortest time between two fetches of new checkpoints during a run; 0: only at its end.
-        when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto: refuse on GPUs,
-            share on processors.
+        when_busy: what happens if others use a host: refuse, wait (until it is free), share, or auto (refuse on GPUs,
+            share on CPUs).
         warm: ranks are forks of a process that imports torch while the hosts are probed, and that serves restarts and
             further trials; false: exactly the torchrun command of plan.json. Linux; not for scripts and containers.
         checkpoint_mirror: address for copies of the checkpoints, such as s3://bucket/folder or an absolute path; a run
-            whose folder has lost its own goes on from there; null: none.
-        max_restarts: further attempts, from the last checkpoint, when a run fails.
-        restart_wait_s: how long a further attempt waits for hosts of the one before that don't answer, such as one that
-            reboots.
+            whose folder has lost its checkpoints continues from these copies; null: none.
+        max_restarts: how many further attempts, each from the last checkpoint, are made when a run fails.
+        restart_wait_s: how long a further attempt waits for a host of the previous attempt that doesn't answer, because
+            it reboots for example.
     """
 
     workdir: str | None = None
@@ -100,13 +109,13 @@ class Cluster:
     launcher: str
     hosts: tuple[Host, ...]
     ssh_config: str | None = None  # additional ssh client configuration, an absolute path; None: the user's own
-    environment: Mapping[str, str] = field(default_factory=dict)  # versions on the hosts that aren't the controller's
-    asks_environment: bool = False  # the hosts are asked for them before the key is made
-    container: str | None = None  # image of the ranks' container; None: none
-    container_mounts: tuple[str, ...] = ()  # what it sees of the hosts
-    device: str = "auto"  # cpu, cuda; auto: CPU, and hosts with GPUs, which the key couldn't record, are refused
-    spares: tuple[Host, ...] = ()  # replace lost hosts
-    settings: LaunchSettings = field(default_factory=LaunchSettings)  # the section as the launcher's settings class
+    environment: Mapping[str, str] = field(default_factory=dict)  # package → version, where hosts have other versions
+    asks_environment: bool = False  # True: the hosts are asked for their package versions before the key is made
+    container: str | None = None  # image of the ranks' container; None: no container
+    container_mounts: tuple[str, ...] = ()  # folders of the hosts that the container sees
+    device: str = "auto"  # cpu, cuda; auto: CPU; hosts with GPUs are then refused, as the key couldn't record these
+    spares: tuple[Host, ...] = ()  # hosts that replace lost ones
+    settings: LaunchSettings = field(default_factory=LaunchSettings)  # an instance of the launcher's settings class
 
     @property
     def nnodes(self) -> int:
@@ -133,7 +142,7 @@ class Cluster:
 
 
 LAST = "last"
-"""Stands for the key of the newest run."""
+"""The word that users type instead of the key of the newest run."""
 
 
 class State(enum.StrEnum):
@@ -148,7 +157,7 @@ class State(enum.StrEnum):
 
 
 UNDER_WAY = (State.PLANNED, State.RUNNING)
-"""States of a run that hasn't ended, or whose command was killed."""
+"""States of a run that hasn't ended; a run whose command was killed by SIGKILL stays in one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,32 +166,32 @@ class NodePlan:
 
     node_rank: int
     host: str  # Host.label
-    identity: str  # of the host, the user and the address
+    identity: str  # of host, user and address together: equal for two labels of one host
     address: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     run_dir: str
     data_dir: str
     state_dir: str  # the agent's own files on that node
-    first_rank: int
+    first_rank: int  # the global rank of its local rank 0
     nproc_per_node: int
-    machine: str = ""  # of the host alone: equal for all its names, addresses and users; "" if unknown
-    container: Container | None = None  # ``argv`` is run in it
+    machine: str = ""  # id of the host alone: equal for all its names, addresses and users; "" if unknown
+    container: Container | None = None  # in which ``argv`` is run; None: directly on the host
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """The files of rank 0's run folder that the controller fetches, as glob patterns relative to that folder."""
 
-    resume: tuple[str, ...] = ()  # input of a later attempt
+    resume: tuple[str, ...] = ()  # what a later attempt needs to continue
     final: tuple[str, ...]  # fetched after a successful end
-    needed: tuple[str, ...]  # without them an end isn't successful; the last one is written last, so implies the others
-    pruned: str | None = None  # takes the place of needed if the controller ended the run early; None: not possible
-    whole: tuple[str, ...] = ()  # folders made equal to the node's, for scripts, whose checkpoints nobody understands
-    until_s: float | None = None  # of one fetch: nothing that was modified later (unix seconds of the node)
-    others: tuple[str, ...] = ()  # fetched from every further node, into nodes/<its rank>
-    work: tuple[str, ...] = ()  # of a script's working directory, with {rank}, for a further attempt only
-    limit_bytes: int | None = None  # of one fetch: above it all of work stays on the node
+    needed: tuple[str, ...]  # all must exist after a success; the last one is written last, so implies the others
+    pruned: str | None = None  # needed instead if the controller ended the run early; None: it can't do that
+    whole: tuple[str, ...] = ()  # folders made equal to the node's: a file deleted there is deleted here (scripts)
+    until_s: float | None = None  # one fetch skips files modified after this time (unix seconds of the node)
+    others: tuple[str, ...] = ()  # fetched from every further node, into nodes/<its node rank>
+    work: tuple[str, ...] = ()  # parts of a script's working directory, with {rank}, for a further attempt only
+    limit_bytes: int | None = None  # one fetch leaves all of ``work`` on the node if that is larger
 
 
 _RESUME = (
@@ -208,11 +217,9 @@ TRAINING_OUTPUTS = Outputs(
 )
 """The outputs of a training."""
 _OF_SCRIPT = ("checkpoints", run_folder.METRICS, run_folder.DIGESTS, "attempts/*/before/metrics.jsonl", "outputs")
-_NOT_RECORDED = tuple(
-    f"{run_folder.WORK}/node0{name}"
-    for name in (f"/{run_folder.LOGGED}", f"-{run_folder.LOGGED}", f"/{run_folder.EARLIER}")
-)
-"""Rank 0's log and the offsets of its own files: after a killed attempt metrics.jsonl may lack some of it."""
+_WORK0 = f"{run_folder.WORK}/node0"
+_NOT_RECORDED = (f"{_WORK0}/{run_folder.LOGGED}", f"{_WORK0}-{run_folder.LOGGED}", f"{_WORK0}/{run_folder.EARLIER}")
+"""Files that hold rows of metrics which metrics.jsonl lacks after a killed attempt, or say where such rows begin."""
 SCRIPT_OUTPUTS = Outputs(
     resume=(*_OF_SCRIPT, *_NOT_RECORDED),
     final=(*_OF_SCRIPT, run_folder.OUTPUT_DIGESTS, run_folder.SUMMARY, run_folder.DEPENDENCIES, run_folder.PRUNED),
@@ -222,7 +229,7 @@ SCRIPT_OUTPUTS = Outputs(
     others=("checkpoints", "outputs", run_folder.DEPENDENCIES),
     work=(f"{run_folder.WORK}/node{{rank}}/{run_folder.ABOVE}",),
 )
-"""The outputs of a script; folders are fetched with all files in them. ``work`` is empty after a successful attempt."""
+"""The outputs of a script; folders are fetched with all their files. A successful attempt leaves nothing in work/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +246,7 @@ class LaunchPlan:
     lease_s: float
     nodes: tuple[NodePlan, ...]
     outputs: Outputs = TRAINING_OUTPUTS
-    submission: str = ""  # the script given to a batch scheduler
+    submission: str = ""  # the script for the batch scheduler; "" for launchers without one
     stall_s: float = 300.0
     collective_timeout_s: float = 600.0
     checkpoint_fetch_s: float = 0.0
@@ -252,7 +259,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """What a command waits for (words that follow "still"), and for how long."""
+    """A wait to show to the user: ``what`` are words that follow "still", such as "probing 2 hosts"."""
 
     what: str
     for_s: float = 0.0

@@ -1,4 +1,7 @@
-"""Format text in columns, counts, sizes and durations. A character two columns wide counts as two."""
+"""Format text for people: tables, wrapped lines, counts, sizes and durations.
+
+Widths are columns of a terminal: a Chinese character has two of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _UNITS = {
     r"(?<!_per)_s$|(^|_)seconds$": ((7200.0, 3600.0, "h"), (120.0, 60.0, "min")),
 }
 """Pattern for the end of a metric's name → its units, largest first: smallest value shown in it, factor, name."""
-_LARGE, _HUGE = 1e5, 1e15  # a figure from the first to the second is shown as a whole number
+_LARGE, _HUGE = 1e5, 1e15  # a figure between these two is shown as a whole number
 _FILLER = "\0"  # stands for the second column of a wide character while textwrap counts
 
 
@@ -56,28 +59,31 @@ def _cells() -> Any:
 
 
 def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lay out a table, whose first row is the header, in lines of at most ``width`` columns.
+    """Lay out a table, whose first row is the header, in lines of at most ``width`` terminal columns.
 
-    Columns that don't fit continue below, repeated with the first column; if not even two fit, each row is a block.
+    Table columns that don't fit follow in a second table below, which repeats the first column. If not even two table
+    columns fit, each row becomes a block of lines.
     """
     all_columns = [*zip(*rows, strict=True)]
     widths = [max(map(columns, column)) for column in all_columns]
     if widths[0] + 2 + max(widths[1:]) > width:
         return [*_blocks(rows, width)]
     lines: list[str] = []
-    at = 1
-    while at < len(all_columns):
-        end, used = at + 1, widths[0] + 2 + widths[at]
+    start = 1
+    while start < len(all_columns):
+        # the first column and as many of the remaining ones as fit; two spaces stand between columns
+        end, used = start + 1, widths[0] + 2 + widths[start]
         while end < len(all_columns) and used + 2 + widths[end] <= width:
             used += 2 + widths[end]
             end += 1
-        part = zip(all_columns[0], *all_columns[at:end], strict=True)
-        lines += ([""] if lines else []) + aligned([*part]).splitlines()
-        at = end
+        fitting = zip(all_columns[0], *all_columns[start:end], strict=True)
+        lines += ([""] if lines else []) + aligned([*fitting]).splitlines()
+        start = end
     return lines
 
 
 def _blocks(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield for each row its first cell, and below it a line ``name  value`` for each further cell."""
     for row in rows[1:]:
         yield from wrapped(row[0], width)
         for line in aligned([("", name, value) for name, value in zip(rows[0][1:], row[1:], strict=True)]).splitlines():
@@ -97,9 +103,9 @@ def wrapped(line: str, width: int) -> list[str]:
     if columns(without_colours(line)) <= width:
         return [line]
     line = without_colours(line)
-    start = line[: len(line) - len(line.lstrip())]
+    indent = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
-        _filled(line.strip()), width, initial_indent=start, subsequent_indent=f"{start}    ",
+        _filled(line.strip()), width, initial_indent=indent, subsequent_indent=f"{indent}    ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return [part.replace(_FILLER, "") for part in lines] or [line]
@@ -154,9 +160,9 @@ def duration(seconds: float) -> str:
 
 
 def unit_of(name: str, size: float) -> tuple[float, str]:
-    """Return the unit in which a figure of this name is short: its factor, and its name ('': the figure as it is).
+    """Return (factor, name) of the unit in which a metric of this size is short to write; (1.0, "") if none fits.
 
-    Names that end in ``bytes`` are sizes, in ``_s`` or ``seconds`` durations, except speeds (``_per_s``).
+    A metric's name that ends in ``bytes`` means a size, one in ``_s`` or ``seconds`` a duration, except ``_per_s``.
     """
     last = name.lower().rpartition("/")[2]
     units = next((units for ending, units in _UNITS.items() if re.search(ending, last)), ())
@@ -172,4 +178,6 @@ def quantity(name: str, value: float, form: str = ".6g") -> str:
     if unit and math.isfinite(value):
         return file_size(round(value)) if unit in ("kB", "MB", "GB", "TB") else duration(value)
     text = f"{value:{form}}"
-    return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE or (abs(value) < _HUGE and "e+" in text) else text
+    # six digits would round a large count, or write it as 1.23457e+06
+    is_large = abs(value) < _HUGE and (abs(value) >= _LARGE or "e+" in text)
+    return f"{value:,.0f}" if is_large else text

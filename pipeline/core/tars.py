@@ -1,6 +1,7 @@
-"""Extract files and folders from an untrusted tar stream, within limits of size and number.
+"""Extract files and folders from an untrusted tar stream: from a host, an archive or a download.
 
-tarfile believes the headers; here links, devices, absolute names, ``..`` and repeated names are refused.
+tarfile trusts the headers. Here sizes and numbers are limited, and links, devices, absolute names, ``..`` and repeated
+names are refused.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 BLOCK_BYTES = 1 << 20
-_HEADER_BYTES = 1 << 20  # of one member, including records for long names
+_HEADER_BYTES = 1 << 20  # at most, of one member, including records for long names
 _MOST_MEMBERS = 100_000
-_LATEST = float(1 << 33)  # unix seconds
+_LATEST = float(1 << 33)  # unix seconds (in 2242): a later time in a header becomes this one
 
 DAMAGE = (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError, RecursionError)
 """Exceptions that reading members may raise, in addition to OSError."""
@@ -91,6 +92,7 @@ def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
             names.add(member.name)
             if len(names) > _MOST_MEMBERS:
                 raise UnfitError(f"it holds more than {_MOST_MEMBERS:,} files")
+            # while the caller reads this member, its content and padding may be read too
             source.allowed = member.size + _HEADER_BYTES
             yield Member(
                 name=member.name,
@@ -100,7 +102,8 @@ def members(stream: Readable, *, most_bytes: int) -> Iterator[Member]:
                 content=source,
             )
             source.allowed = _HEADER_BYTES
-    if source.last != bytes(tarfile.BLOCKSIZE):  # tarfile treats a broken header as the end
+    # A complete tar ends with a block of zeros. tarfile takes a broken header for the end too.
+    if source.last != bytes(tarfile.BLOCKSIZE):
         raise UnfitError("it is cut off")
 
 
@@ -115,7 +118,12 @@ def _refuse_unplain(member: tarfile.TarInfo) -> None:
 
 
 class _Bounded:
-    """Forward-only input of tarfile; ``allowed`` limits the bytes read before the next member."""
+    """The input file that tarfile reads; it can only be read forwards.
+
+    Attributes:
+        allowed: how many bytes may be read before the next member; a forged header would make tarfile read gigabytes.
+        last: the bytes that were read last.
+    """
 
     def __init__(self, stream: Readable, most_bytes: int) -> None:
         self._stream, self._left, self._at = stream, most_bytes, 0
@@ -132,6 +140,7 @@ class _Bounded:
         return self._at
 
     def seek(self, at: int) -> None:
+        """Read on to this position and drop what is read: tarfile skips the rest of a member so."""
         while self._at < at and self._take(min(at - self._at, BLOCK_BYTES)):
             pass
         if self._at != at:
@@ -144,6 +153,7 @@ class _Bounded:
         """Do nothing: the stream belongs to its opener."""
 
     def _take(self, size: int) -> bytes:
+        """Read ``size`` bytes, fewer only at the end of the stream. Raises UnfitError: above the limit."""
         parts, left = list[bytes](), size
         while left and (data := self._stream.read(left)):
             parts.append(data)

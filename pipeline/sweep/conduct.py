@@ -14,7 +14,7 @@ from pipeline.cluster import launchers, starts
 from pipeline.cluster.attempt.run import stop_run
 from pipeline.cluster.events import FollowedEvent
 from pipeline.core.errors import (
-    DECIDED,
+    FATAL,
     HostError,
     Killed,
     PacelineError,
@@ -22,7 +22,7 @@ from pipeline.core.errors import (
     UsageError,
     first_line,
     os_reason,
-    without_place,
+    without_host_and_rank,
 )
 from pipeline.core.files import write_hint
 from pipeline.core.printable import printable
@@ -183,7 +183,7 @@ class Conductor:
         if outcome is None:  # trained: the next trial can use the slot while this one is evaluated and recorded
             self.schedule.freed(start.slot)
             return
-        if start.trial.key is not None and (outcome.state is State.PRUNED or outcome.cause in DECIDED):
+        if start.trial.key is not None and (outcome.state is State.PRUNED or outcome.cause in FATAL):
             self._decided[start.trial.key] = Settled(trial=start.trial, outcome=outcome)
         if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
@@ -194,7 +194,7 @@ class Conductor:
         self._report_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
-            before = self._failures.setdefault(without_place(outcome.detail), self._label(start))
+            before = self._failures.setdefault(without_host_and_rank(outcome.detail), self._label(start))
             why = f": {printable(outcome.detail)}" if before == self._label(start) else f" as {before}"
             self.sweep.say(f"✗ {self._label(start)} FAILED{why}{more}")
         if outcome.cause == "host":
@@ -276,7 +276,7 @@ class Conductor:
         was_pruned = bool(written) and written[-1].state is State.PRUNED
         if known is not None and (known.state is State.PRUNED or was_pruned):
             return self._settle_unstarted(trial, Outcome(state=State.PRUNED), "was pruned before")
-        if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
+        if known is not None and known.state is State.FAILED and known.cause in FATAL and not self.sweep.retry_failed:
             failed = Outcome(state=State.FAILED, detail=known.detail, cause=known.cause)
             return self._settle_unstarted(trial, failed, known.detail)
         return None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.core.errors import without_place
+from pipeline.core.errors import without_host_and_rank
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, unit_of, wrapped
 from pipeline.runs.contents import short_value
@@ -252,7 +252,7 @@ def _failures(trials: Sequence[TrialResult], width: int) -> Iterator[str]:
     """Lines about trials that didn't finish: those that ended alike together, with the reason once."""
     alike: dict[tuple[str, str], list[TrialResult]] = {}
     for trial in trials:
-        alike.setdefault((trial.state, without_place(trial.detail)), []).append(trial)
+        alike.setdefault((trial.state, without_host_and_rank(trial.detail)), []).append(trial)
     for (state, _), members in alike.items():
         detail = members[0].detail
         count = f"{len(members)} trials " if len(members) > 1 else ""

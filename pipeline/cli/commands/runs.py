@@ -18,7 +18,7 @@ from pipeline.cli.output import STATE_COLOURS, answer, note, say, wants_json, wi
 from pipeline.cli.session import Session, relative
 from pipeline.config.overrides.origins import stands_for
 from pipeline.config.overrides.words import for_hydra
-from pipeline.core.errors import UsageError, suggestion, without_place
+from pipeline.core.errors import UsageError, suggestion, without_host_and_rank
 from pipeline.core.printable import printable, printable_lines, takes_colours
 from pipeline.core.redact import placeholders
 from pipeline.core.tables import aligned, counted, cut, duration, file_size, padded
@@ -273,7 +273,7 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
-    errors = [cut(without_place(run.row.error), _MOST_ERROR) for run in runs]  # there is no room for hosts
+    errors = [cut(without_host_and_rank(run.row.error), _MOST_ERROR) for run in runs]  # there is no room for hosts
     failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return [cut(heading, width), *(cut(line, width) for line in lines)], left_out

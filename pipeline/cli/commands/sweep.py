@@ -18,7 +18,7 @@ from pipeline.cli.terminal import start_detached, subscriber
 from pipeline.cli.trials import result_of
 from pipeline.cluster.validation import usable_gpus
 from pipeline.config import compose
-from pipeline.core.errors import DECIDED, Killed, PacelineError, UsageError, os_reason
+from pipeline.core.errors import FATAL, Killed, PacelineError, UsageError, os_reason
 from pipeline.core.files import remove_leftovers, write_hint
 from pipeline.core.locks import FileLock
 from pipeline.core.processes.threads import WaitReports
@@ -241,7 +241,7 @@ def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed
     if reason is None:
         return "done", str(trial.run.accepted or "")
     known = entries.get(trial.run.key.short)
-    if known is not None and known.state is State.FAILED and known.cause in DECIDED and not retry_failed:
+    if known is not None and known.state is State.FAILED and known.cause in FATAL and not retry_failed:
         return "failed", f"{known.detail} (--retry-failed tries again)"
     if known is not None and known.state is not State.FINISHED:
         return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"

@@ -1,4 +1,7 @@
-"""Run git without side effects: no hooks or file system monitors, and no variables inherited from a calling git."""
+"""Run git for provenance, reproductions and keys, without side effects.
+
+No hooks and file system monitors run, and variables of a git that called this command (as a hook) are removed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pipeline.core.processes.process import Completed, find, run
 
 _TIMEOUT_S = 60.0
 _COMMIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and variables that alter a diff
+_REPOSITORY_VARIABLES = (  # those of `git rev-parse --local-env-vars`, and others that alter a diff
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
     *("GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE"),
@@ -49,7 +52,7 @@ def answer(folder: Path, *arguments: str) -> str | None:
 
 def environment() -> dict[str, str]:
     """Return this process's environment without the repository variables that a calling git sets (a hook)."""
-    return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+    return {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
 
 
 def has_commit(folder: Path, commit: str) -> bool:
@@ -69,8 +72,8 @@ def refusal(folder: Path) -> str | None:
 
     None: git accepts it, or there is no repository.
     """
-    kept = [place / ".git" for place in (folder, *folder.parents)]
-    if not any(path.is_file() or (path / "HEAD").exists() for path in kept):  # git too ignores an empty folder
+    candidates = [parent / ".git" for parent in (folder, *folder.parents)]
+    if not any(path.is_file() or (path / "HEAD").exists() for path in candidates):  # git too ignores an empty folder
         return None
     done = git(folder, "rev-parse", "--is-inside-work-tree")
     if done is None:
@@ -83,5 +86,8 @@ def refusal(folder: Path) -> str | None:
 
 
 def without_checkout(repository: Path) -> dict[str, str]:
-    """Return variables that make git use the git folder alone: a submodule's names a work tree, which may be gone."""
+    """Return variables with which git uses the git folder ``repository`` alone.
+
+    The git folder of a submodule names its work tree, without which git would fail if it was removed.
+    """
     return {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(repository)}

@@ -1,4 +1,9 @@
-"""Start processes. No other module of the controller half does."""
+"""All ways in which the controller half starts processes; no other module of it does.
+
+``run`` waits for a short command. ``run_group`` and ``run_apart`` also wait, for a command that Ctrl-C must not end at
+once. ``stream``, ``guarded`` and ``background`` return a running child. ``attached`` is for a long command whose output
+the user sees. ``python_answer`` asks another Python for one JSON value.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,10 @@ from typing import IO, Any, NoReturn
 from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
 
-_PART_BYTES = 1 << 16  # of a command's stderr that are kept
-_LOOK_S = 1.0
+_STDERR_BYTES = 1 << 16  # of the end of a command's stderr that are kept
+_POLL_S = 1.0
 BESIDE, LEAST, NORMAL = 10, 19, 0
-"""Niceness of processes that run next to a training, of those that may take hundredths of a core from it, of others."""
+"""Niceness of a process next to a training; of one that may take almost nothing from it; of others."""
 _PRIORITY_TRIES, _PRIORITY_AGAIN_S = 10, 0.1  # the kernel accepts ten changes a second from all users but root together
 
 
@@ -56,15 +61,15 @@ def signal_name(number: int) -> str:
 
 
 def find(*names: str) -> str | None:
-    """Return the path of the first program of ``names`` on PATH."""
+    """Return the path of the first of these programs that is on PATH; None if none is."""
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def set_priority(pid: int, niceness: int) -> None:
-    """Set the niceness of a process that runs next to a training: ``BESIDE``, ``LEAST`` or ``NORMAL``.
+    """Set the niceness of a process to ``BESIDE``, ``LEAST`` or ``NORMAL``.
 
     With Linux autogrouping (sched(7)) niceness counts only within a session, and sessions share the processor evenly.
-    So a process that leads its session also gets the session's niceness set, which any user may lower again.
+    So if the process leads a session, the session's own niceness is set too.
     """
     with contextlib.suppress(OSError):  # not root, or the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
@@ -86,9 +91,9 @@ def allow_open_files(count: int) -> None:
 
 
 def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment in which a child that runs ``-m pipeline.…`` imports this same package in any folder.
+    """Return this process's environment and ``added``, for a child that runs ``python -m pipeline.…``.
 
-    ``added`` extends this process's environment.
+    With it the child imports the same package as this process, whatever its working directory is.
     """
     env = {**os.environ, **(added or {})}
     if IS_INSTALLED:  # site-packages on PYTHONPATH would shadow the standard library
@@ -132,17 +137,18 @@ def run_group(
 ) -> Completed:
     """Like ``run``, in its own process group, which is killed after ``timeout_s``.
 
-    Background processes of a command that has ended are not awaited and keep running. Only the end of stderr is kept.
-    ``running`` contains the group until the command ends, so that another thread can call ``end_groups``.
+    If the command leaves background processes, they are not awaited and keep running. Only the end of stderr is kept.
+    ``running`` contains the group's id until the command ends, so that another thread can call ``end_groups``.
 
     Raises PacelineError: the program can't be run, or it was killed after ``timeout_s``.
     """
-    # files: a pipe would block if the command doesn't read, or end its background processes later
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
-        given.write(input)
-        given.seek(0)
+    # Files instead of pipes: a command that doesn't read its stdin would block the writer, and a background process
+    # that keeps stderr open would block the reader.
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+        stdin.write(input)
+        stdin.seek(0)
         with _start_errors_explained(argv):
-            child = _in_session(argv, env=env, stdin=given, stdout=subprocess.DEVNULL, stderr=stderr)
+            child = _in_session(argv, env=env, stdin=stdin, stdout=subprocess.DEVNULL, stderr=stderr)
         running.add(child.pid)
         try:
             child.wait(timeout=timeout_s)
@@ -152,7 +158,7 @@ def run_group(
             raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
         finally:
             running.discard(child.pid)
-        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _PART_BYTES))
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_BYTES))
         return _completed(argv, child.returncode, b"", stderr.read())
 
 
@@ -173,8 +179,9 @@ def run_apart(
 ) -> Completed:
     """Like ``run``, in its own session: Ctrl-C in the terminal doesn't reach the child, so clean-up continues.
 
-    Stdin is the file ``stdin`` from its beginning, which may be too large for memory. If an exception interrupts the
-    wait, or ``enough``, polled every second, is True, the child gets SIGINT (on which pssh ends its ssh clients).
+    The child reads the file ``stdin`` from its beginning; it may be too large for memory. The child gets SIGINT (on
+    which pssh ends its ssh clients) if an exception interrupts the wait, or if ``enough()``, called every second, is
+    True.
 
     Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
@@ -183,24 +190,24 @@ def run_apart(
     try:
         while True:
             try:
-                stdout, stderr = child.communicate(timeout=max(0.0, min(_LOOK_S, until - time.monotonic())))
+                stdout, stderr = child.communicate(timeout=max(0.0, min(_POLL_S, until - time.monotonic())))
                 break
             except subprocess.TimeoutExpired:
                 if enough():
-                    stdout, stderr = _interrupted(child)
+                    stdout, stderr = _interrupt(child)
                     break
                 if time.monotonic() >= until:
                     raise
-    except BaseException as error:
-        _interrupted(child)
+    except BaseException as error:  # also a Ctrl-C: the child must not stay behind
+        _interrupt(child)
         if isinstance(error, subprocess.TimeoutExpired):
             raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
         raise
     return _completed(argv, child.returncode, stdout, stderr)
 
 
-def _interrupted(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Send SIGINT, after one second SIGKILL, and return the child's output."""
+def _interrupt(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Send SIGINT, after one second SIGKILL, and return the child's (stdout, stderr)."""
     child.send_signal(signal.SIGINT)
     try:
         return child.communicate(timeout=1.0)
@@ -246,9 +253,9 @@ def replace(argv: Sequence[str]) -> NoReturn:
 def stream(
     argv: Sequence[str], *, stdin: IO[bytes] | int = subprocess.PIPE, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with three pipes in its own session.
+    """Start a long-lived child with three pipes in its own session. Raises PacelineError.
 
-    With a file as ``stdin`` it reads that from its current position, so no write can block. Raises PacelineError.
+    If ``stdin`` is a file, the child reads it from its current position, so that no write to a pipe can block.
     """
     with _start_errors_explained(argv):
         return _in_session(argv, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -262,6 +269,7 @@ def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, err
 
 @contextlib.contextmanager
 def _start_errors_explained(argv: Sequence[str]) -> Iterator[None]:
+    """Turn the OSError of a start in the block into a PacelineError that names the program."""
     try:
         yield
     except FileNotFoundError as error:
@@ -278,10 +286,10 @@ def guarded(
     log: Path | None = None,
     keeps_output: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child that ends, with its descendants, when its stdin is closed or this process ends.
+    """Start a child that ends, with its descendants, when its ``stdin`` pipe is closed or this process ends.
 
-    Stdout and stderr go to one pipe, or to ``log`` (truncated), or with ``keeps_output`` to those of this process. The
-    command's own stdin is empty. Raises PacelineError.
+    Stdout and stderr go together to a pipe, or to ``log`` (truncated first), or with ``keeps_output`` to those of this
+    process. The command itself has an empty stdin. Raises PacelineError.
     """
     guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/processes/guard.py")]
     try:
@@ -302,10 +310,10 @@ def guarded(
 def background(
     argv: Sequence[str], *, env: Mapping[str, str], log: Path, answers: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a child next to the controller, with its output in ``log`` (truncated). Raises OSError.
+    """Start a child next to the controller, with its output in ``log`` (truncated first). Raises OSError.
 
-    One that ``answers`` lines on stdin with lines on stdout has stderr alone there. It ends when its stdin closes, so
-    also when this process is killed.
+    A child that ``answers`` reads lines from a pipe on stdin and writes lines to a pipe on stdout; only its stderr goes
+    to ``log``. It must end when its stdin closes, which also happens when this process is killed.
     """
     stdin, stdout = (subprocess.PIPE, subprocess.PIPE) if answers else (subprocess.DEVNULL, None)
     with log.open("wb") as output:
@@ -313,7 +321,7 @@ def background(
 
 
 def _in_session(argv: Sequence[str], *, env: Mapping[str, str] | None, **streams: Any) -> subprocess.Popen[bytes]:
-    """Start a child that a Ctrl-C in the terminal doesn't end, for example before a run is recorded as KILLED."""
+    """Start a child that a Ctrl-C in the terminal doesn't end: the recorder must still record the run as KILLED."""
     return subprocess.Popen(list(argv), env=env, start_new_session=True, **streams)
 
 
@@ -330,14 +338,15 @@ os._exit(0)  # whatever threads an import has started
 def python_answer(
     program: str, request: object, *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Any:
-    """Run a Python program text in this interpreter, and return the JSON result of its ``answer(request)``.
+    """Run a program text in a new process of this Python; return the JSON result of its function ``answer(request)``.
 
-    It imports from ``cwd``; without it from nowhere else than this process. ``env`` is the whole environment.
+    The program may import modules from ``cwd`` if that is given. ``env`` is the whole environment.
 
     Raises PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
     """
-    apart = [] if cwd is not None else ["-P"]  # a file cuda.py where the user stands must not be imported by torch
-    argv = [sys.executable, "-B", *apart, "-c", program + _ANSWER, json.dumps(request)]
+    # -P: torch must not import a file cuda.py from the folder in which the user happens to be
+    isolation = [] if cwd is not None else ["-P"]
+    argv = [sys.executable, "-B", *isolation, "-c", program + _ANSWER, json.dumps(request)]
     done = run(argv, timeout_s=timeout_s, env=env, cwd=cwd)
     try:
         return json.loads(done.stdout)

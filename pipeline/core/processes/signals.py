@@ -1,4 +1,9 @@
-"""Turn Ctrl-C, SIGTERM, SIGHUP and the end of ``--budget`` into one exception, which clean-up can defer."""
+"""Turn Ctrl-C, SIGTERM, SIGHUP and the end of ``--budget`` into exceptions that unwind a command in order.
+
+A command starts with ``leave_on_ctrl_c``, while nothing needs clean-up. From ``begin`` on Ctrl-C raises
+KeyboardInterrupt. During an attempt an ``Interruptible`` block turns each of the signals into Interrupted, lets
+clean-up defer them, and leaves the block as Killed.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +20,15 @@ from pipeline.core.errors import Killed, PacelineError
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 CTRL_C = "stopped by Ctrl-C; the same command continues"
 
-_came = False
-_first = 0
-_budget = ""
+_ctrl_c_came = False
+_first_signal = 0
+_budget = ""  # as typed behind --budget
 
 
 def leave_on_ctrl_c() -> None:
     """Let Ctrl-C end this process immediately until ``begin`` is called.
 
-    Nothing needs clean-up before that, and an exception raised during an import or the Hydra composition may be
-    swallowed or converted.
+    Nothing needs clean-up yet, and an import or Hydra's composition might swallow or convert an exception.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored: nohup, a background job
         signal.signal(signal.SIGINT, _leave)
@@ -36,12 +40,12 @@ def begin() -> None:
         signal.signal(signal.SIGINT, _raise)
 
 
-def came() -> bool:
+def ctrl_c_came() -> bool:
     """Return True if Ctrl-C came; otherwise user code raised the KeyboardInterrupt."""
-    return _came
+    return _ctrl_c_came
 
 
-def limit(seconds: float, budget: str) -> None:
+def limit_duration(seconds: float, budget: str) -> None:
     """Let SIGALRM end this command in order after ``seconds``. ``budget``: as it was typed, for the message."""
     global _budget
     _budget = budget
@@ -49,14 +53,14 @@ def limit(seconds: float, budget: str) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def first() -> int:
+def first_signal() -> int:
     """Return the first signal that asked this process to end; 0 if none."""
-    return _first
+    return _first_signal
 
 
 def check() -> None:
-    """Raise the KeyboardInterrupt of an earlier Ctrl-C that was swallowed."""
-    if _came:
+    """Raise KeyboardInterrupt if Ctrl-C came earlier and a library swallowed the exception."""
+    if _ctrl_c_came:
         raise KeyboardInterrupt
 
 
@@ -70,15 +74,15 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    global _came, _first
-    _came, _first = True, _first or number
+    global _ctrl_c_came, _first_signal
+    _ctrl_c_came, _first_signal = True, _first_signal or number
     raise KeyboardInterrupt
 
 
 def _raise_killed(number: int, frame: FrameType | None) -> None:
     """Handle SIGALRM outside of ``Interruptible``."""
-    global _first
-    _first = _first or number
+    global _first_signal
+    _first_signal = _first_signal or number
     raise Killed(f"stopped by {_origin(signal.SIGALRM)}", hint="the same command goes on")
 
 
@@ -91,7 +95,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end for attempts in threads: signals reach only the main thread, which forwards them here."""
+    """A request to end for the attempts of a sweep, which run in threads.
+
+    Signals reach only the main thread, which forwards them here.
+    """
 
     def __init__(self) -> None:
         self._requested = threading.Event()
@@ -112,20 +119,23 @@ class Stop:
 
 
 class Interruptible:
-    """Context manager: the first signal is raised in the main thread, and leaves the block as Killed.
+    """Context manager: the first signal raises Interrupted in the main thread, and the block ends with Killed.
 
     After ``hold()`` signals are only recorded: a second Ctrl-C must not cut the clean-up short and orphan processes.
-    Python delivers signals only to the main thread; in other threads ``check`` polls ``stop``. ``left`` describes what
-    the clean-up could not ensure, and is added to the error.
+    Python delivers signals only to the main thread. In other threads the body must call ``check`` often, which raises
+    Interrupted if ``stop`` was requested.
+
+    Attributes:
+        left: what the clean-up could not ensure, in words that are added to the message of Killed.
     """
 
     def __init__(self, stop: Stop | None = None) -> None:
         self.left = ""
         self._stop = stop
-        self._stopped = False
-        self._before: dict[signal.Signals, Any] = {}
-        self._held = False
-        self._cleaning = False
+        self._stopped = False  # Interrupted was raised because of ``stop``
+        self._before: dict[signal.Signals, Any] = {}  # the handlers outside of the block
+        self._held = False  # a further signal raises nothing
+        self._cleaning = False  # between ``hold`` and ``release``
         self._first: signal.Signals | None = None
 
     def __enter__(self) -> Interruptible:
@@ -146,7 +156,7 @@ class Interruptible:
             raise killed from None
 
     def killed(self, error: BaseException | None) -> Killed | None:
-        """Return the error that leaves the ``with`` block whose body ``error`` ends; None if no signal came."""
+        """Return the error with which the block ends, whose body ``error`` has ended; None if no signal came."""
         if isinstance(error, Killed):  # a nested block raised it
             return error
         if self._first is None and not self._stopped:
@@ -181,9 +191,9 @@ class Interruptible:
         return _origin(self._first) if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        global _first
+        global _first_signal
         self._first = self._first or signal.Signals(number)
-        _first = _first or number
+        _first_signal = _first_signal or number
         if not self._held:
             self._held = True
             raise Interrupted

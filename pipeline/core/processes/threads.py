@@ -1,4 +1,7 @@
-"""Start threads, whose exceptions are all reported. Besides this module only the node agent and trainers start any."""
+"""Threads of the controller half, and reports of long waits.
+
+Every exception in a thread is reported, so that none ends silently. No other module of this half starts threads.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _PER_WORKER = 2  # items per worker: one in progress, one waiting
 def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, workers: int) -> Iterator[_Result]:
     """Like ``map``, with ``workers`` threads that work on a bounded number of items in advance.
 
-    An exception of the function is raised at its result's position; items that no worker has started are then dropped.
+    An exception of the function is raised in the place of its result; items that no worker has started are dropped.
     """
     waiting: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="in-order")
@@ -44,10 +47,10 @@ def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, wo
 def new(
     target: Callable[..., None], *args: object, name: str, on_error: Callable[[str], None], daemon: bool = True
 ) -> threading.Thread:
-    """Create a thread that will call ``target(*args)`` once started; the process doesn't wait for a ``daemon``.
+    """Create a thread that calls ``target(*args)`` once started; the process doesn't wait for a ``daemon``.
 
-    ``on_error`` is called in that thread with one line about any exception. It must wake a thread that waits for
-    this one's result, which else waits for ever.
+    ``on_error`` is called in the new thread with one line about any exception. If another thread waits for this one's
+    result, ``on_error`` must wake it.
     """
     return threading.Thread(target=_run, args=(target, args, on_error), name=name, daemon=daemon)
 
@@ -98,11 +101,11 @@ _ON_WAIT_S = 1.0  # between two calls of on_wait
 
 
 class WaitReports:
-    """Print lines with ``say``; after ``every_s`` without a line, report the activity last given to ``doing``.
+    """Print lines with ``say``; after ``every_s`` without a line, report what is waited for (``doing``).
 
-    The pauses between reports double until another line is printed. Use it as a context manager around the work, and
-    call it with each line; any thread may do so. With ``on_wait`` (a live view) no report
-    is printed: it is called each second with what is waited for.
+    Use it as a context manager around the work, and call it with each line; any thread may do so. The pauses between
+    reports double until another line is printed. With ``on_wait`` (a live view) no report is printed; instead
+    ``on_wait`` is called each second with what is waited for.
     """
 
     def __init__(
@@ -135,9 +138,10 @@ class WaitReports:
     def _report(self) -> None:
         while self._on_wait is not None and not self._over.wait(_ON_WAIT_S):
             self._on_wait(Wait(what=self._activity(), for_s=time.monotonic() - self._began_at))
+        # at least every ``every_s``, because a line or ``doing`` may have shortened the pause meanwhile
         while not self._over.wait(max(0.05, min(self._every_s, self._printed_at + self._pause_s - time.monotonic()))):
             if time.monotonic() - self._printed_at >= self._pause_s:
-                # computed before the line is printed, which resets the pause
+                # computed before the line is printed, because printing resets the pause
                 longer_s = min(2 * self._pause_s, _LONGEST_PAUSES * self._every_s)
                 self(f"still {self._activity()} ({time.monotonic() - self._began_at:.0f} s)")
                 self._pause_s = longer_s

@@ -1,4 +1,7 @@
-"""Report unexpected errors on one line; the traceback goes into a file that the line names."""
+"""How a command ends with an error: the message for the user, and the exit code.
+
+An error that nobody foresaw becomes one line too; the line names a file with the traceback.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
 A command ended by a signal has a shell's exit code for it: 130 after Ctrl-C.
 """
 
-_STARTS = ("subprocess.py", "popen_fork.py")  # Python's modules that start processes
-_LONGEST = 300  # characters of an error's text; the file has all of it
-_in_runs: list[Path] = []
+_STARTERS = ("subprocess.py", "popen_fork.py")  # Python's modules that start processes
+_LONGEST = 300  # characters of an error's text that are shown; the file has all of it
+_in_runs: list[Path] = []  # where tracebacks go: at most one folder
 _numbers = count(1)
 
 
@@ -38,7 +41,7 @@ def keep_in(runs_dir: Path) -> None:
 
 
 def install() -> None:
-    """Report uncaught exceptions and Ctrl-C of this process on one line instead of a traceback."""
+    """Report uncaught exceptions and Ctrl-C of this process on one line from now on, instead of a traceback."""
     sys.excepthook = _hook
     leave_on_ctrl_c()
 
@@ -67,29 +70,30 @@ def _error_message(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OutputError):
         return f"what this command says can't be written to its stdout: {os_reason(error)}"
-    kept = keep(error)
+    file = keep(error)
     frames = traceback.extract_tb(error.__traceback__)
-    begins = isinstance(error, BlockingIOError) and any(Path(frame.filename).name in _STARTS for frame in frames)
-    if begins or "can't start new thread" in text_of(error):
+    # fork() fails with EAGAIN when a limit of processes is reached
+    is_fork = isinstance(error, BlockingIOError) and any(Path(frame.filename).name in _STARTERS for frame in frames)
+    if is_fork or "can't start new thread" in text_of(error):
         return (
             f"no further process or thread can be started here ({shown(text_of(error))}): a limit is reached "
-            f"(ulimit -u; in a container pids.max; `ps -eLf | wc -l` counts them); end others or raise it ({kept})"
+            f"(ulimit -u; in a container pids.max; `ps -eLf | wc -l` counts them); end others or raise it ({file})"
         )
     if isinstance(error, OSError):  # usually a disk or a permission, not a defect
-        return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        return f"{shown(os_reason(error))} (unexpected here; the traceback: {file})"
+    line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = shown(text_of(error))[:_LONGEST]
     kind = type(error).__name__
-    return f"unexpected {kind}{': ' if text else ''}{text}{place} (a defect of Paceline, please report it): {kept}"
+    return f"unexpected {kind}{': ' if text else ''}{text}{line} (a defect of Paceline, please report it): {file}"
 
 
 def keep(error: BaseException) -> str:
     """Write the traceback to a file and return its path."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
     content = shown("".join(traceback.format_exception(error)))
-    for place in (*_in_runs, None):
+    for runs_folder in (*_in_runs, None):
         with suppress(OSError):
-            folder = place or Path(tempfile.gettempdir())
+            folder = runs_folder or Path(tempfile.gettempdir())
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / (name if folder.name == FOLDER else f"paceline-error-{name}")
             with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
@@ -102,8 +106,8 @@ def exit_code(error: BaseException) -> int:
     """Return the exit code of a command that ended with ``error``."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
-    if isinstance(error, Killed) and signals.first():
-        return 128 + signals.first()
+    if isinstance(error, Killed) and signals.first_signal():
+        return 128 + signals.first_signal()
     return EXIT_FAILED if isinstance(error, PacelineError | OutputError) else EXIT_BROKE
 
 
