@@ -70,14 +70,14 @@ def drawn(hosts: int, seconds: float) -> dict[str, float]:
 def fed(screen: Screen, folder: Path, hosts: int, seconds: float) -> float:
     """Tell the screen what a training tells; the processor time of this process in seconds per second."""
     names = [f"node{number:02d}.cluster" for number in range(hosts)]
-    screen.tell(_plan(names))
-    screen.tell(LogLine(host=names[0], rank=0, text="batch 4096 (16 a rank), 190 steps an epoch, 38,000 steps"))
+    screen.show_event(_plan(names))
+    screen.show_event(LogLine(host=names[0], rank=0, text="batch 4096 (16 a rank), 190 steps an epoch, 38,000 steps"))
     began, cpu = time.monotonic(), time.process_time()
     second = 0
     while time.monotonic() - began < seconds:
         second += 1
         for number, name in enumerate(names):
-            screen.tell(_beat(name, number, 4 * second))
+            screen.show_event(_beat(name, number, 4 * second))
         if second % 2 == 0:
             _write_metrics(folder / "metrics.jsonl", 4 * second)
             screen.say(f"{names[0]}:0 | epoch 1/200  step {4 * second}/38,000  loss 2.2800  15,321 images/s")

@@ -54,7 +54,7 @@ def subscriber(
 
     def on_event(event: Any) -> None:
         hear(event)
-        screen.tell(event)
+        screen.show_event(event)
         if wants_json():
             answer_event(event)
         if is_verbose and isinstance(event, LogLine) and not is_worth_showing(event):

@@ -1,4 +1,8 @@
-"""Notices to the user: ``notify.command`` is called when a run or a sweep ends, or ranks hang. No work waits for it."""
+"""Notices to the user: call ``notify.command`` when a run or sweep ends, or its ranks hang.
+
+Verbs that train use a ``Notifier`` as a context around their work. The command gets the notice as JSON on its stdin and
+as variables. The training never waits for it.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +28,17 @@ from pipeline.core.tables import quantity
 
 LIMIT_S = 8.0  # for one notice; a command that takes longer can leave a process in the background
 _MOST_BYTES = 100_000  # of a variable: Linux starts no program with one of 128 KiB
-STALLED = "STALLED"
-_FIGURES = ("test/accuracy", "val/accuracy")  # a run that has neither shows as many of its first metrics
+STALLED = "STALLED"  # the state in a notice about hanging ranks
+_FIGURES = ("test/accuracy", "val/accuracy")  # metrics in the line; without these as many of the first ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """The content of a notice."""
+    """The content of a notice. Users see these names, in JSON and in upper case as variables."""
 
     kind: str  # run or sweep
     state: str
-    key: str
+    key: str  # of the run; of a sweep its name
     name: str  # what was run, in words
     metrics: Mapping[str, float] = field(default_factory=dict)
     hosts: Sequence[str] = ()
@@ -46,8 +50,10 @@ class Notice:
         """One line for users."""
         names = [name for name in _FIGURES if name in self.metrics] or [*self.metrics][: len(_FIGURES)]
         figures = [f"{name} {quantity(name, self.metrics[name], '.4g')}" for name in names]
-        ended = f"{self.state} {self.kind} {self.key} ({self.name}){f': {self.error}' if self.error else ''}"
-        return ", ".join([ended, *figures, f"{self.minutes:.1f} min"])
+        reason = f": {self.error}" if self.error else ""
+        return ", ".join(
+            [f"{self.state} {self.kind} {self.key} ({self.name}){reason}", *figures, f"{self.minutes:.1f} min"]
+        )
 
 
 def as_json(notice: Notice) -> str:
@@ -72,34 +78,36 @@ def _metrics(notice: Notice) -> dict[str, float | None]:
 
 
 class Notifier:
-    """Sends a notice when ranks of a run or sweep stop moving, and at the end of the context how it ended.
+    """Sends a notice when the ranks of a run or sweep hang, and at the end of the context how the work ended.
 
-    Each is sent by a thread of its own; at the end those under way have LIMIT_S. ``say`` gets one warning if any fails.
+    A thread of its own sends each notice. At the end of the context unfinished ones get LIMIT_S more seconds. ``say``
+    is called with one warning if any notice fails.
     """
 
     def __init__(self, config: NotifyConfig, say: Callable[[str], None], *, kind: str, key: str, name: str) -> None:
         self._argv, self._say = shlex.split(config.command or ""), say
         self._notice = Notice(kind=kind, state=State.FINISHED, key=key, name=name)
         self._began = time.monotonic()
-        self._done: list[threading.Event] = []  # of the notices under way
+        self._sent: list[threading.Event] = []  # one for each notice under way, set when its command has ended
         self._has_failed = False
         self._process_groups: set[int] = set()
-        if self._argv and process.find(self._argv[0]) is None:  # said now, not after hours of training
+        # reported now, not after hours of training
+        if self._argv and process.find(self._argv[0]) is None:
             self._warn(f"{self._argv[0]} is not there, or not executable")
 
-    def hear(self, event: Any) -> None:
-        """Take events of an attempt: its hosts, and that its ranks stopped moving.
+    def on_event(self, event: Any) -> None:
+        """Note the hosts of an attempt; send a notice if its ranks hang. Doesn't wait.
 
-        In a sweep an event is (trial number, event), and only stalls count. Doesn't wait.
+        The events of a sweep's trials are pairs (trial number, event); of these only hanging ranks count.
         """
         if isinstance(event, LaunchPlan):
             self._notice = replace(self._notice, hosts=tuple(node.host for node in event.nodes))
-        trial, of_attempt = event if type(event) is tuple else (None, event)  # a NamedTuple is an event alone
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # not a NamedTuple: that is an event
         if isinstance(of_attempt, Verdict):
             self._send_state(STALLED, of_attempt.text if trial is None else f"trial {trial}: {of_attempt.text}")
 
     def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
-        """Note the end of the work; ``error``: of a sweep with failed trials."""
+        """Note how the work ended without an exception; ``error`` if trials of a sweep failed."""
         state = State.FAILED if error else State.FINISHED
         self._notice = replace(self._notice, state=state, metrics=metrics, error=error)
 
@@ -107,7 +115,7 @@ class Notifier:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Send the last notice, and wait a few seconds at most for those under way."""
+        """Send the last notice, and wait a few seconds at most for all that are under way."""
         state, line = self._notice.state, self._notice.error
         if error is not None:
             message = error.what if isinstance(error, PacelineError) else type(error).__name__
@@ -123,8 +131,9 @@ class Notifier:
     def send(self, notice: Notice) -> None:
         """Send a notice, if the user wants any. Doesn't wait."""
         if self._argv:
-            self._done.append(done := threading.Event())
-            threads.start(self._call, notice, done, name="notify.command", on_error=self._warn)
+            sent = threading.Event()
+            self._sent.append(sent)
+            threads.start(self._call, notice, sent, name="notify.command", on_error=self._warn)
 
     def wait(self) -> None:
         """Wait for notices under way, at most LIMIT_S. Ctrl-C ends only the notices."""
@@ -132,21 +141,21 @@ class Notifier:
             with Interruptible():
                 self._wait()
         except Killed as error:
-            if not all(done.is_set() for done in self._done):
+            if not all(sent.is_set() for sent in self._sent):
                 self._warn(f"{error.what.partition(';')[0]} before it was through")
             process.end_groups(self._process_groups)
-        except KeyboardInterrupt:  # the Ctrl-C that the last notice reports: wait on
+        except KeyboardInterrupt:  # an earlier Ctrl-C, which the last notice reports: keep waiting
             self._wait()
-        self._done = []
+        self._sent = []
 
     def _wait(self) -> None:
         """Wait without ``Thread.join``, which returns early after a signal."""
         deadline = time.monotonic() + LIMIT_S + 1
-        for done in self._done:
-            if not done.wait(max(0.0, deadline - time.monotonic())):
+        for sent in self._sent:
+            if not sent.wait(max(0.0, deadline - time.monotonic())):
                 self._warn(f"nothing came of it in {LIMIT_S:.0f} s")
 
-    def _call(self, notice: Notice, done: threading.Event) -> None:
+    def _call(self, notice: Notice, sent: threading.Event) -> None:
         """Call the command with the notice on its stdin and in its environment."""
         env, body = {**os.environ, **as_environment(notice)}, f"{as_json(notice)}\n".encode()
         try:
@@ -160,7 +169,7 @@ class Notifier:
         except OSError as error:
             self._warn(error.strerror or str(error))
         finally:
-            done.set()
+            sent.set()
 
     def _warn(self, why: str) -> None:
         if not self._has_failed:

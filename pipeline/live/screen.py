@@ -1,6 +1,7 @@
-"""The thread that writes progress to stderr: lines, and below them a view that is redrawn each second.
+"""The thread that writes a command's progress to stderr: lines, and below them a view that is redrawn each second.
 
-Other threads only queue lines and events, so a terminal that accepts nothing (Ctrl-S, a pager) blocks it alone.
+Other threads only queue lines and events. So a terminal that accepts no output (Ctrl-S, a pager) blocks this thread
+alone, never the training. Without a terminal only the lines are written.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ from trainers.contract.beats import NodeBeat
 if TYPE_CHECKING:
     from pipeline.live.sweep_state import SweepState
 
-FRAME_S = 0.5  # between two looks into the queue
-_REDRAW_S = 1.0  # after which a view is drawn again although no line was added
-_LEAST_WIDTH = 20  # columns; in fewer nothing could be read
-_USUAL_WIDTH = 80
+FRAME_S = 0.5  # between two readings of the queue
+_REDRAW_S = 1.0  # the view is drawn again after this time even if no line was added
+_LEAST_WIDTH = 20  # columns; text folded in fewer could not be read
+_USUAL_WIDTH = 80  # if the terminal doesn't know its width
 
 
 class Picture(Protocol):
-    """The content of a view, which ``views.view`` draws from its state.
+    """The content of the view: a state, which ``views.view`` draws.
 
-    ``take`` changes the state by an event; ``look`` reads news from files, before each frame.
+    ``apply`` changes the state by an event. ``read_files``, called before each frame, changes it by what was added to
+    files of the run folder.
     """
 
     @property
     def state(self) -> RunState | SweepState: ...
 
-    def take(self, event: Any, now: float) -> None: ...
-    def look(self, now: float) -> None: ...
+    def apply(self, event: Any, now: float) -> None: ...
+    def read_files(self, now: float) -> None: ...
 
 
 def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether a view can be drawn: on a terminal that moves its cursor, but not in CI, whose log keeps each frame."""
+    """Return True if a view can be drawn: on a terminal that moves its cursor. A log of CI would keep each frame."""
     term = environment.get("TERM", "")
     return stream.isatty() and bool(term) and term not in ("dumb", "unknown") and not environment.get("CI")
 
@@ -53,7 +55,7 @@ def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
 def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
     """Return the width in columns at which lines are folded: the terminal's, unless COLUMNS is set.
 
-    None: not at all, because lines in files and programs are searched and copied whole.
+    None if the stream is no terminal: lines in files and programs are searched and copied whole.
     """
     if not stream.isatty():
         return None
@@ -68,16 +70,16 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
 
 @dataclass
 class _Queue:
-    """What other threads want written."""
+    """What other threads want to have written."""
 
     lines: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
-    # by kind and sender, the last one of events that come each second: a terminal may be stopped for hours
+    # (trial, host or kind) → newest event. These events come each second, and a terminal may be stopped for hours.
     newest: dict[Any, Any] = field(default_factory=dict)
 
 
 class Screen:
-    """Writes lines, and a view below them, while its context lasts. The end waits until all lines are written.
+    """Writes lines, and a view below them, while its context lasts; its end waits until all lines are written.
 
     Args:
         picture: the content of the view; None: only lines.
@@ -102,7 +104,7 @@ class Screen:
 
     @property
     def is_live(self) -> bool:
-        """Whether it draws a view."""
+        """True if it draws a view."""
         return self._picture is not None
 
     def say(self, text: str) -> None:
@@ -112,11 +114,11 @@ class Screen:
                 self._queue.lines.append(self._as_typed(text))
             self._woken.set()
 
-    def tell(self, event: Any) -> None:
-        """Pass an event to the view; of a trial, in a pair with its number. Never waits."""
+    def show_event(self, event: Any) -> None:
+        """Pass an event to the view; an event of a trial comes as (trial number, event). Never waits."""
         if self._picture is None or self._is_broken:
             return
-        trial, of_attempt = event if type(event) is tuple else (None, event)  # a NamedTuple is an event alone
+        trial, of_attempt = event if type(event) is tuple else (None, event)  # not a NamedTuple: that is an event
         with self._lock:
             if isinstance(of_attempt, NodeBeat):
                 self._queue.newest[trial, of_attempt.host] = event
@@ -149,14 +151,15 @@ class Screen:
         while True:
             self._woken.wait()
             queue = self._take_queue()
-            is_over = self._is_over  # read after the queue, or the wake-up of __exit__ could be cleared unseen
+            # Read after the queue was taken: that clears the wake-up, which may have come from __exit__.
+            is_over = self._is_over
             for line in queue.lines:
                 print(_formatted(line, self._width), file=sys.stderr, flush=True)
             if is_over and not self._queue.lines:
                 return
 
     def _draw(self) -> None:
-        from pipeline.live import views  # not before: rich, which nobody without a terminal pays for
+        from pipeline.live import views  # late: it imports rich, which a command without a terminal doesn't need
 
         picture, drawn_at = self._picture, 0.0
         assert picture is not None
@@ -164,9 +167,9 @@ class Screen:
             while True:
                 is_over, queue, now = self._is_over, self._take_queue(), time.monotonic()
                 for event in (*queue.events, *queue.newest.values(), *(ShownLine(text=line) for line in queue.lines)):
-                    picture.take(event, now)
+                    picture.apply(event, now)
                 if queue.lines or now - drawn_at >= _REDRAW_S:
-                    picture.look(now)
+                    picture.read_files(now)
                     drawn_at = now
                     if queue.lines:
                         views.print_above(live, [_formatted(line, live.console.width) for line in queue.lines])
@@ -174,18 +177,19 @@ class Screen:
                         live.refresh()
                 if is_over and not self._queue.lines:
                     return
+                # wait for the next frame, but notice the end at once
                 while not (is_over or self._is_over) and time.monotonic() < now + FRAME_S:
                     time.sleep(0.05)
 
     def _stop_writing(self, why: str) -> None:
-        """Stop writing: stderr is gone. The work continues, and the logs have its lines."""
+        """Stop writing, because stderr accepts nothing more. The work continues, and its log files have all lines."""
         self._is_broken = True
         with suppress(OSError, ValueError):
             print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
 
 
 def _formatted(text: str, width: int | None) -> str:
-    """Format lines for stderr. ``width``: None if it is no terminal."""
+    """Format lines for stderr, folded at ``width`` columns; None if it is no terminal."""
     colours = takes_colours(sys.stderr, os.environ)
     text = program_lines(without_host(text), terminal=width is not None, colours=colours)
     return text if width is None else folded(text, max(_LEAST_WIDTH, width))

@@ -1,4 +1,8 @@
-"""What the live view knows of a run, and how events and the files of its folder change it: times are passed in."""
+"""The state of a run that the live view draws, and how it changes by events and by the files of the run folder.
+
+``after`` is pure: it returns a new state for a state, an event and the current time, which the caller passes in. A
+``RunPicture`` holds the newest state, and also reads metrics and checkpoints from the run folder.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +25,38 @@ from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, Phase, Usage, phase_words
 
 LOSSES = ("train/loss", "loss", "val/loss")
-_RATE_S = 5.0  # a host's speed is measured over at least so long
-STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # rank 0's own words (trainers/training/session.py)
+_RATE_S = 5.0  # the shortest time over which a host's speed is measured
+STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # a line of rank 0 (trainers/training/session.py)
 _WARNING = re.compile(r"\bwarning: ", re.IGNORECASE)
-_OF_RANK = re.compile(r"\S+:(?:-|\d+) \| ")
+_LOG_PREFIX = re.compile(r"\S+:(?:-|\d+) \| ")  # host and rank in front of a rank's line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint of this step is in the run folder."""
+    """An event: a checkpoint of this step has come into the run folder."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLine:
-    """A line above the view: the command's own, or that of a LogLine, with its host and rank in front."""
+    """An event: a line was written above the view, by the command itself or, with host and rank in front, by a rank."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """One host of a run. ``doing`` and ``for_s`` are those of the rank that holds the others up."""
+    """One host of a run."""
 
     ranks: int
-    step: int = 0  # the last one that all of its ranks have begun; 0: none
-    doing: str = "starting"
-    for_s: float = 0.0
-    steps_per_s: float | None = None  # None until two reports lie far enough apart
+    step: int = 0  # the last step that all ranks of the host have begun; 0: none
+    doing: str = "starting"  # what the rank does for which the others wait,
+    for_s: float = 0.0  # and for how long
+    steps_per_s: float | None = None  # None until two reports are far enough apart
     usage: Usage | None = None
-    end: str = ""  # how its attempt ended: ended, failed (1), lost; '': it goes on
-    speed_from: tuple[float, int] | None = None  # time and step from which the next speed is measured
+    end: str = ""  # how the attempt ended there: ended, failed (1), lost; "": it runs
+    speed_from: tuple[float, int] | None = None  # (time, step) from which the next speed is measured
 
 
 LOST = "lost"  # a host that may come back
@@ -60,40 +64,40 @@ LOST = "lost"  # a host that may come back
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state of a run. Unknown steps and epochs are 0; times are in seconds of one clock."""
+    """The state of a run. Unknown steps and epochs are 0; times are in seconds of a monotonic clock."""
 
     key: str
     title: str
     first_doing: str = "starting"  # what each host does until its ranks report
     batch: int = 0
-    epochs: int = 0
+    epochs: int = 0  # of the whole run
     attempt: int = 0
     run_id: str = ""  # of the attempt
     world_size: int = 0
-    hosts: Mapping[str, HostState] = field(default_factory=lambda: MappingProxyType({}))
-    doing: Wait = field(default_factory=lambda: Wait(what="starting"))
-    step: int = 0
+    hosts: Mapping[str, HostState] = field(default_factory=lambda: MappingProxyType({}))  # by label
+    doing: Wait = field(default_factory=lambda: Wait(what="starting"))  # what the command waits for
+    step: int = 0  # of the newest row of metrics
     epoch: int = 0
-    steps: int = 0
+    steps: int = 0  # of the whole run
     steps_per_epoch: int = 0
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))  # the newest value of each
     images_per_s: float | None = None
-    left_s: float | None = None  # the estimated time to the last step, at this attempt's speed
-    left_at: float = 0.0  # when that was estimated
-    saved_step: int = 0
+    left_s: float | None = None  # estimated time to the last step, at the speed of this attempt,
+    left_estimated_at: float = 0.0  # and when it was estimated
+    saved_step: int = 0  # of the newest checkpoint; 0: none
     saved_at: float = 0.0
     warnings: int = 0
-    warning: str = ""
-    began: tuple[float, int] | None = None  # unix seconds and step of the first line of this attempt
+    warning: str = ""  # the newest one
+    began: tuple[float, int] | None = None  # (unix seconds, step) of the first row of metrics of this attempt
 
     @property
-    def done(self) -> float:
+    def done_fraction(self) -> float:
         """The finished part of the steps, from 0 to 1; 0 if unknown."""
         return min(1.0, self.current_step / self.steps) if self.steps else 0.0
 
     @property
     def current_step(self) -> int:
-        """Finished steps: hosts report each second, rank 0's metrics come less often."""
+        """The number of finished steps. Hosts report each second, rank 0's metrics come less often."""
         begun = min((host.step for host in self.hosts.values() if not host.end), default=0)
         return max(self.step, begun - 1)
 
@@ -112,7 +116,7 @@ def first_state(key: str, config: Mapping[str, Any]) -> RunState:
     return RunState(
         key=key,
         title=what_runs(config),
-        first_doing="starting" if is_ours else "running",  # a script needs to report nothing
+        first_doing="starting" if is_ours else "running",  # a script may never report what it does
         batch=batch if isinstance(batch, int) else 0,
         epochs=epochs if isinstance(epochs, int) else 0,
     )
@@ -123,15 +127,15 @@ def after(state: RunState, event: object, now: float) -> RunState:
     match event:
         case NodeBeat():
             host = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
-            if host.end not in ("", LOST):  # a beat from before its end that arrived later
+            if host.end not in ("", LOST):  # the beat was sent before the host's end and arrived after it
                 return state
             return _with_host(state, event.host, _after_beat(host, event, now))
         case MetricsRow():
             return _after_metrics(state, event, now)
         case LogLine():
             return _after_line(state, event.text)
-        case ShownLine():
-            return state if _OF_RANK.match(event.text) else _after_line(state, event.text)
+        case ShownLine():  # a rank's line also comes as a LogLine, and its warning must be counted once
+            return state if _LOG_PREFIX.match(event.text) else _after_line(state, event.text)
         case Wait():
             return replace(state, doing=event)
         case Saved():
@@ -161,13 +165,14 @@ def _with_host(state: RunState, name: str, host: HostState) -> RunState:
 
 def _after_beat(host: HostState, beat: NodeBeat, now: float) -> HostState:
     usage = beat.usage or host.usage
-    if not beat.ranks:
+    if not beat.ranks:  # they haven't reported yet
         return replace(host, usage=usage, end="")
-    # The others wait for the one that is furthest behind, preferably one that isn't waiting itself.
+    # The others wait for the rank that is furthest behind. Of several, one that isn't waiting itself is the likely
+    # cause, and the one that has been busy longest.
     slowest = min(beat.ranks, key=lambda rank: (rank.step, rank.phase == Phase.WAITING, -rank.for_s))
     step = min(rank.step for rank in beat.ranks)
     speed_from, steps_per_s = host.speed_from, host.steps_per_s
-    if speed_from is None or step < speed_from[1]:
+    if speed_from is None or step < speed_from[1]:  # the first beat, or the first of a new attempt
         speed_from, steps_per_s = (now, step), None
     elif now - speed_from[0] >= _RATE_S:
         speed_from, steps_per_s = (now, step), (step - speed_from[1]) / (now - speed_from[0])
@@ -182,6 +187,7 @@ def _after_metrics(state: RunState, row: MetricsRow, now: float) -> RunState:
     metrics = {**state.metrics, **row.metrics}
     bad = [name for name, value in row.metrics.items() if not math.isfinite(value)]
     began, left_s = state.began, state.left_s
+    # Rows of earlier attempts don't count: the time between two attempts would make the speed seem slower.
     if row.attempt == state.run_id and (began is None or began[1] > row.step):
         began = (row.time_s, row.step)
     if began is not None and state.steps and row.step > began[1]:
@@ -189,7 +195,7 @@ def _after_metrics(state: RunState, row: MetricsRow, now: float) -> RunState:
     speed = row.metrics.get("train/images_per_s", state.images_per_s)
     state = replace(
         state, step=row.step, epoch=row.epoch or 0, metrics=metrics, images_per_s=speed, began=began, left_s=left_s,
-        left_at=now,
+        left_estimated_at=now,
     )  # fmt: skip
     return _with_warning(state, f"{bad[0]} is {row.metrics[bad[0]]} at step {row.step}") if bad else state
 
@@ -209,53 +215,56 @@ def _with_warning(state: RunState, text: str) -> RunState:
 
 # -------------------------------------------------------------- from events, and from files of the run folder
 class GrowingFile:
-    """Read lines that are added to a file. Of a file above ``most_bytes``, only the end is read at first."""
+    """Reads lines that are added to a file. If it is above ``most_bytes`` at first, reading begins near its end."""
 
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self._path, self._most_bytes = path, most_bytes
         self._at: int | None = None
 
-    def lines(self) -> list[bytes]:
-        """Return the lines since the last call; none if the file can't be read now. Follows a file that was cut."""
+    def new_lines(self) -> list[bytes]:
+        """Return the lines since the last call; none if the file can't be read now.
+
+        If the file has become shorter, only what is added after its new end is returned.
+        """
         with suppress(OSError), self._path.open("rb") as file:
             size = file.seek(0, 2)
             start = max(0, size - self._most_bytes) if self._most_bytes else 0
-            cut = self._at is None and start > 0  # in the middle of a line
+            is_mid_line = self._at is None and start > 0  # the first line is then dropped
             self._at = file.seek(start if self._at is None else min(self._at, size))
             data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._at += len(whole)
-            return whole.splitlines()[1 if cut else 0 :]
+            complete = data[: data.rfind(b"\n") + 1]  # the rest is a line that is still being written
+            self._at += len(complete)
+            return complete.splitlines()[1 if is_mid_line else 0 :]
         return []
 
 
 class FolderNews:
-    """Read new lines of a run's metrics.jsonl and new checkpoints, each once."""
+    """Reads what was added to a run folder: lines of metrics.jsonl, and checkpoints."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._metrics = run_dir, GrowingFile(run_dir / run_folder.METRICS)
-        self._saved = 0
+        self._saved_step = 0
 
-    def look(self) -> Iterator[MetricsRow | Saved]:
-        """Take what has arrived since the last call."""
-        yield from filter(None, map(metrics_file.parse, self._metrics.lines()))
+    def new_events(self) -> Iterator[MetricsRow | Saved]:
+        """Yield an event for each row of metrics and each newest checkpoint since the last call."""
+        yield from filter(None, map(metrics_file.parse, self._metrics.new_lines()))
         with suppress(OSError):
-            newest = checkpoints.newest_step(self._run_dir)
-            if newest != self._saved:
-                self._saved = newest
-                yield Saved(step=newest)
+            newest_step = checkpoints.newest_step(self._run_dir)
+            if newest_step != self._saved_step:
+                self._saved_step = newest_step
+                yield Saved(step=newest_step)
 
 
 class RunPicture:
-    """The state of a run from events (``take``), and from metrics and checkpoints in ``run_dir``."""
+    """The content of a run's view (``screen.Picture``)."""
 
     def __init__(self, state: RunState, run_dir: Path) -> None:
         self.state = state
         self._news = FolderNews(run_dir)
 
-    def take(self, event: Any, now: float) -> None:
+    def apply(self, event: Any, now: float) -> None:
         self.state = after(self.state, event, now)
 
-    def look(self, now: float) -> None:
-        for event in self._news.look():
-            self.take(event, now)
+    def read_files(self, now: float) -> None:
+        for event in self._news.new_events():
+            self.apply(event, now)

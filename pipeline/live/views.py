@@ -1,4 +1,7 @@
-"""The view of a run or of a sweep on a terminal's stderr, drawn with rich below the lines written there."""
+"""Draw the live view of a run or of a sweep with rich, on a terminal's stderr below the lines written there.
+
+The functions here are pure: state, time and size in, text out. ``screen.py`` calls them once a second.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,13 @@ from pipeline.core.printable import printable
 from pipeline.core.specs import State
 from pipeline.core.tables import counted, file_size, folded, quantity
 from pipeline.live.state import HostState, RunState
-from pipeline.live.sweep_state import SweepState, left_s
+from pipeline.live.sweep_state import SweepState, estimate_left_s
 from trainers.contract.beats import Phase, phase_words
 
 
 class _View(NamedTuple):
+    """What rich draws in each frame: the view of ``state()`` at that time, in the terminal's size at that time."""
+
     state: Callable[[], RunState | SweepState]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -45,7 +50,7 @@ def shown(state: Callable[[], RunState | SweepState], *, colours: bool) -> Itera
         _View(state), console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
     )  # fmt: skip
     with live:
-        console.show_cursor(True)  # which Ctrl-Z or kill -9 would leave a terminal without
+        console.show_cursor(True)  # rich has hidden it, and after Ctrl-Z or kill -9 it would stay hidden
         yield live
 
 
@@ -55,7 +60,7 @@ def print_above(live: Live, lines: Iterable[str]) -> None:
 
 
 def view(state: RunState | SweepState, now: float, width: int, height: int) -> RenderableType:
-    """Return the view of a run or a sweep at a time of ``time.monotonic()``, for so many columns and lines."""
+    """Return the view of a run or a sweep. ``now``: of ``time.monotonic()``; the size is in columns and lines."""
     if isinstance(state, RunState):
         return run_view(state, now, width=width, height=height)
     return sweep_view(state, now, width=width, height=height)
@@ -65,15 +70,15 @@ Part = tuple[str, str]
 """A piece of a line and its style ('' for none)."""
 _FULL, _EMPTY = "━", "─"
 _METRIC_NAMES = {"val/accuracy": "val accuracy", "test/accuracy": "test accuracy"}
-_HEAD_LINES = 5  # all but the hosts
+_HEAD_LINES = 5  # lines of the view that are not hosts
 _MOST_NAME, _LEAST_NAME = 24, 8  # columns of a host's name
 _STATE_WIDTH = 26  # columns of what a host does, with its seconds: "computing gradients 1234 s"
-_MOST_WAITED = 3  # lines of what is waited for
-_SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # which fits with its seconds
-_WAITS_S = 10.0  # a rank that does one thing for longer is shown with its seconds
-_USUAL_LAG_S = 3.0  # hosts report each second, and not at the same time
+_MOST_WAITED = 3  # lines for what the command waits for
+_SHORT = {phase_words(Phase.WAITING.value): "in a collective"}  # fits into _STATE_WIDTH with its seconds
+_WAITS_S = 10.0  # if a rank does one thing for longer, the seconds are shown
+_USUAL_LAG_S = 3.0  # hosts report each second, but not at the same moment
 _USAGE_COLUMNS = {"busy": 9, "memory": 18, "network in / out": 25}
-"""Behind the state: title → columns."""
+"""The columns to the right of a host's state: title → width."""
 
 
 # ------------------------------------------------------------------------------------- parts of every view
@@ -83,7 +88,7 @@ def line(parts: Iterable[Part]) -> Text:
 
 
 def table(columns: Mapping[str, int | None], rows: Iterable[Iterable[Text]]) -> Table:
-    """Return a table; title → column width, None: that of the longest cell. Longer cells are cut."""
+    """Return a table. ``columns``: title → width, None: that of the longest cell. Longer cells are cut."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for title, width in columns.items():
         grid.add_column(Text(title), width=width, no_wrap=True, overflow="ellipsis")
@@ -99,7 +104,7 @@ def bar(done: float, width: int) -> list[Part]:
 
 
 def time_left(seconds: float) -> str:
-    """Return ``about 25 min left``, rounded to the known precision."""
+    """Return ``about 25 min left``, rounded as precisely as an estimate deserves."""
     if seconds < 90:
         return f"{max(0, round(seconds))} s left"
     minutes = round(seconds / 60)
@@ -110,14 +115,14 @@ def time_left(seconds: float) -> str:
 
 def figure(name: str, value: float) -> str:
     """Return ``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
-    short = abs(value) >= 1000 or 0 < abs(value) < 1e-3
-    return f"{_METRIC_NAMES.get(name, name)} {quantity(name, value, '.4g' if short else '.4f')}".strip()
+    needs_exponent = abs(value) >= 1000 or 0 < abs(value) < 1e-3
+    return f"{_METRIC_NAMES.get(name, name)} {quantity(name, value, '.4g' if needs_exponent else '.4f')}".strip()
 
 
 # ------------------------------------------------------------------------------------- a run
 def run_view(state: RunState, now: float, *, width: int, height: int) -> RenderableType:
-    """Return the view of one run, not larger than the terminal of so many columns and lines."""
-    width = max(20, width - 1)  # a line that fills the last column moves some terminals on
+    """Return the view of one run, not larger than the terminal's ``width`` columns and ``height`` lines."""
+    width = max(20, width - 1)  # on some terminals a line that fills the last column adds an empty one
     progress = _progress(state, now, width)
     lines = [line(_headline(state)), *map(line, progress), line(_figures(state))]
     notes = line(_notes(state, now))
@@ -135,41 +140,44 @@ def _headline(state: RunState) -> Iterator[Part]:
 
 
 def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
-    """Return the bar over all epochs.
+    """Return the line with the progress bar over all epochs.
 
-    Before the first step, after the last, or for an unknown number of steps: what is waited for, in one or more lines.
+    If there is nothing to measure (before the first step, after the last one, or if the number of steps is unknown),
+    return one or more lines that say what the command waits for.
     """
     epoch, step = f"epoch {epoch_text(state)} ", f" step {state.current_step:,}/{state.steps:,}  "
     if not (state.steps and state.hosts):
         return _waited(state, f"step {state.current_step:,}  " if state.current_step else "", width)
     if state.step >= state.steps:
         return _waited(state, f"{epoch}{step}", width)
-    remaining = "" if state.left_s is None else time_left(max(0.0, state.left_s - (now - state.left_at)))
-    tail = f" {state.done:>4.0%} {step}{remaining}".rstrip()
+    remaining = "" if state.left_s is None else time_left(max(0.0, state.left_s - (now - state.left_estimated_at)))
+    tail = f" {state.done_fraction:>4.0%} {step}{remaining}".rstrip()
     room = width - len(epoch) - len(tail)
-    return [[(epoch, ""), *(bar(state.done, min(40, room)) if room >= 8 else []), (tail, "")]]
+    progress_bar = bar(state.done_fraction, min(40, room)) if room >= 8 else []
+    return [[(epoch, ""), *progress_bar, (tail, "")]]
 
 
 def _waited(state: RunState, position: str, width: int) -> list[list[Part]]:
+    """Return ``position`` and what the command waits for: on one line if it fits, else folded below ``position``."""
     doing = f"{state.doing.what} ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else state.doing.what
     if cell_len(position) + cell_len(doing) <= width:
         return [[(position, ""), (doing, "cyan")]]
-    lines = folded(doing, width).splitlines()[:_MOST_WAITED]
-    return [*([[(position.rstrip(), "")]] if position else []), *([(line, "cyan")] for line in lines)]
+    lines: list[list[Part]] = [[(position.rstrip(), "")]] if position else []
+    return lines + [[(line, "cyan")] for line in folded(doing, width).splitlines()[:_MOST_WAITED]]
 
 
 def epoch_text(state: RunState) -> str:
     """Return the current epoch: ``3/20``."""
-    epoch = state.epoch
+    epoch, last = state.epoch, state.epochs
     if state.steps_per_epoch:
         epoch = min(state.current_step, state.steps - 1) // state.steps_per_epoch + 1
-    last = -(-state.steps // state.steps_per_epoch) if state.steps_per_epoch else state.epochs
+        last = -(-state.steps // state.steps_per_epoch)  # rounded up: trainer.max_steps may end within an epoch
     return f"{epoch}/{last}" if last else str(epoch)
 
 
 def _figures(state: RunState) -> Iterator[Part]:
     shown = {name: value for name, value in state.metrics.items() if name in ("train/loss", "val/accuracy")}
-    if not shown:
+    if not shown:  # a script has metrics of its own
         shown = dict(sorted(state.metrics.items())[:4])
     for name, value in shown.items():
         text = figure("loss" if name == "train/loss" else name, value)
@@ -188,13 +196,14 @@ def _notes(state: RunState, now: float) -> Iterator[Part]:
 
 
 def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
-    """Return a line for each host; if there isn't room for all, those furthest behind."""
+    """Yield a table of the hosts. If only ``most`` lines fit, it has the ended hosts and those furthest behind."""
     if not state.hosts:
         return
     names = [*state.hosts]
     if len(names) > most:
-        first = sorted(names, key=lambda name: (not state.hosts[name].end, state.hosts[name].step))[: max(1, most - 1)]
-        names = [name for name in names if name in set(first)]  # back in their order, so that lines don't jump
+        by_urgency = sorted(names, key=lambda name: (not state.hosts[name].end, state.hosts[name].step))
+        chosen = {*by_urgency[: max(1, most - 1)]}  # one line is kept for the number of the others
+        names = [name for name in names if name in chosen]  # in the cluster's order, so that lines don't jump
     longest = max(4, *(cell_len(printable(name)) for name in state.hosts))
     name_width = min(_MOST_NAME, longest, max(_LEAST_NAME, width - 2 - _STATE_WIDTH))
     columns = _columns(width, name_width)
@@ -208,16 +217,19 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[RenderableType]:
 
 
 def _columns(width: int, name_width: int) -> dict[str, int]:
-    room, columns = width - name_width - 2 - _STATE_WIDTH, {"state": _STATE_WIDTH}
-    for title, size in _USAGE_COLUMNS.items():  # the first ones where not all have room
-        if (room := room - 2 - size) < 0:
+    """Return the columns that fit beside the hosts' names: title → width."""
+    columns = {"state": _STATE_WIDTH}
+    room = width - name_width - 2 - _STATE_WIDTH
+    for title, column_width in _USAGE_COLUMNS.items():
+        room -= 2 + column_width  # two spaces stand between columns
+        if room < 0:
             break
-        columns[title] = size
+        columns[title] = column_width
     return columns
 
 
 def _cells(state: RunState, host: HostState) -> dict[str, Text]:
-    """Return column → cell; busy and memory are those of the GPUs together, or of a host without any."""
+    """Return the cells of a host: title → text. Busy and memory are those of its GPUs, or of its CPUs if it has none."""
     cells, usage = {"state": _state(state, host)}, host.usage
     if usage is None:
         return cells | {title: Text("-") for title in _USAGE_COLUMNS}
@@ -230,11 +242,12 @@ def _cells(state: RunState, host: HostState) -> dict[str, Text]:
 
 
 def _behind(state: RunState, host: HostState) -> int:
-    """Return how many steps the host is behind the first one; 0 if reporting a second apart explains it."""
+    """Return how many steps the host is behind the furthest one; 0 if the delay of its reports explains that."""
     if host.end or host.steps_per_s is None:
         return 0
     furthest = max(other.step for other in state.hosts.values())
-    behind = furthest - max(host.step, state.step)  # what rank 0 has finished, every host has begun
+    # a host's report may be old, but it has begun each step that rank 0 has finished
+    behind = furthest - max(host.step, state.step)
     return behind if behind > max(1.0, _USUAL_LAG_S * host.steps_per_s) else 0
 
 
@@ -250,21 +263,22 @@ def _state(state: RunState, host: HostState) -> Text:
 
 # ------------------------------------------------------------------------------------- a sweep
 _SWEEP_HEAD_LINES = 3
-_MOST_WORDS = 40  # columns of the overrides that set a trial apart
+_MOST_WORDS = 40  # columns of the overrides in which trials differ
 _BAR_WIDTH = 16
-_LEAST_ROOM = 5  # columns; in fewer, nothing tells what a trial does
-_STATE_AND_EPOCH = 25  # columns of these two, and of the gaps between all columns
+_LEAST_ROOM = 5  # columns; in fewer it isn't shown what a trial does
+_STATE_AND_EPOCH = 25  # columns of state and epoch, and of the gaps between all columns
 _PROGRESS_WIDTH = 30  # columns of the longest text of what a trial does: "making the evaluation report"
 _BAD_ENDS = (State.FAILED, State.KILLED, State.PRUNED)
 
 
 def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> RenderableType:
-    """Return the view of a sweep, not larger than the terminal: a table of trials, always with those that run."""
+    """Return the view of a sweep, not larger than the terminal: a table of trials, the running ones first of all."""
     width = max(20, width - 1)
     counts = [*_counts(state, now)]
     counts_width = sum(len(text) for text, _ in counts)
     name = f"sweep {state.name}: "
-    name = name if len(name) + counts_width <= width else "sweep: "  # without room for the name and the time left
+    if len(name) + counts_width > width:  # counts and the time left are more important than the name
+        name = "sweep: "
     bar_width = width - counts_width - len(name) - 2
     progress = (
         [*bar(state.done / max(1, state.total), min(_BAR_WIDTH, bar_width)), ("  ", "")] if bar_width >= 8 else []
@@ -277,7 +291,7 @@ def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Ren
 
 def _counts(state: SweepState, now: float) -> Iterator[Part]:
     yield f"{state.done} of {state.total} done, {len(state.running)} running", ""
-    if (remaining_s := left_s(state, now)) is not None:
+    if (remaining_s := estimate_left_s(state, now)) is not None:
         yield f", {time_left(remaining_s)}", ""
     for end in _BAD_ENDS:
         if number := sum(trial.state is end for trial in state.ended.values()):
@@ -285,6 +299,7 @@ def _counts(state: SweepState, now: float) -> Iterator[Part]:
 
 
 def _trials(state: SweepState, width: int, most_lines: int) -> Iterator[RenderableType]:
+    """Yield the table of trials, and a line with the number of trials for which there is no room."""
     numbers = _shown_trials(state, most_lines)
     if not numbers:
         return
@@ -296,7 +311,8 @@ def _trials(state: SweepState, width: int, most_lines: int) -> Iterator[Renderab
     number_width = max(len("trial"), len(str(numbers[-1])))
     room = width - number_width - words_width - _STATE_AND_EPOCH
     title = f"best {state.metric.replace('/', ' ')}"
-    title = title if room - len(title) >= _PROGRESS_WIDTH else "best  "  # else what a trial does would be cut behind it
+    if room - len(title) < _PROGRESS_WIDTH:  # a long title would leave no room for what a trial does
+        title = "best  "
     columns = {"trial": number_width, "state": 8, "differs in": words_width, "epoch": 7, title: None, "": None}
     grid = table(columns, (_row(state, number, words[number], room - len(title)) for number in numbers))
     grid.columns[0].justify = "right"
@@ -306,18 +322,18 @@ def _trials(state: SweepState, width: int, most_lines: int) -> Iterator[Renderab
 
 
 def _shown_trials(state: SweepState, most_lines: int) -> list[int]:
-    """Return the numbers of the trials that fit below the head; a line is kept for the number of the others."""
-    rows = most_lines - 1
+    """Return the numbers of the trials to show: the running ones, then the last ones that ended."""
+    rows = most_lines - 1  # below the table's header
     running = sorted(state.running)
     if len(running) > rows:
         running = running[: max(1, rows - 1)]
-    are_hidden = len(state.ended) + len(state.running) > rows
+    are_hidden = len(state.ended) + len(state.running) > rows  # their number then takes a line
     free = max(0, rows - len(running) - are_hidden)
     return sorted([*running, *([*state.ended][-free:] if free else [])])
 
 
 def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
-    """Return a trial's cells. ``room``: columns for what it does."""
+    """Return a trial's cells. ``room``: how many columns there are for what it does."""
     if (trial := state.running.get(number)) is not None:
         state_text, epoch, best_value = Text("running", "cyan"), epoch_text(trial.run), trial.best
         progress = line(_trial_progress(trial.run, room) if room >= _LEAST_ROOM else ())
@@ -334,12 +350,12 @@ def _row(state: SweepState, number: int, words: str, room: int) -> list[Text]:
 
 
 def _trial_progress(run: RunState, room: int) -> Iterator[Part]:
-    """Yield a trial's bar and figures, as many as fit; before the first step and after the last, what it waits for."""
+    """Yield a trial's bar and as many figures as fit; before its first step and after its last, what it waits for."""
     if not (run.steps and run.current_step) or run.step >= run.steps:
         yield run.doing.what, "cyan"
         return
     if room >= _BAR_WIDTH + 24:
-        yield from bar(run.done, _BAR_WIDTH)
+        yield from bar(run.done_fraction, _BAR_WIDTH)
         room -= _BAR_WIDTH
     for text, style in _trial_figures(run):
         room -= len(text)
@@ -349,7 +365,7 @@ def _trial_progress(run: RunState, room: int) -> Iterator[Part]:
 
 
 def _trial_figures(run: RunState) -> Iterator[Part]:
-    yield f" {run.done:>4.0%}", ""
+    yield f" {run.done_fraction:>4.0%}", ""
     if (loss := run.loss) is not None:
         yield f"  {figure('loss', loss)}", "" if loss == loss else "bold red"
     if run.warnings:

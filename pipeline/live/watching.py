@@ -1,4 +1,8 @@
-"""Feeds the live view with the files of a run or a sweep that another command writes."""
+"""Follow a run or a sweep that another command works on, for ``doit status`` and ``doit logs``.
+
+That command writes files. They are read here twice a second and turned into the same events that the command itself
+passes to its own live view.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +31,34 @@ from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 from trainers.contract import run_folder
 from trainers.contract.beats import NodeBeat, RankBeat
 
-_LOOK_S = 0.5
-_LAST_BYTES = 1 << 16  # of a log that was long before it was watched
+_POLL_S = 0.5
+_LAST_BYTES = 1 << 16  # that are read of a log which is already longer
 
 
 # ------------------------------------------------------------------------------------- of another command
 def is_under_way(folder: RunFolder | SweepFolder) -> bool:
-    """Whether a command works on it now; not if it was killed, whatever the journal says."""
+    """Return True if a command works on it now. A killed command holds no lock, whatever the journal says."""
     return locks.is_held(folder.lock)
 
 
 def may_go_on_until(folder: RunFolder) -> float:
-    """Return when (unix seconds) the hosts of a run whose command was killed end it at the latest; 0: nothing is left.
+    """Return until when (unix seconds) ranks may still run although the run's command was killed; 0: none run.
 
-    That is ``lease_s`` after the command last wrote to one of its files.
+    The hosts end them ``lease_s`` after they last heard of the command; at the latest, after its last write to a file.
     """
     entries, plan = journal.read(folder.journal), starts.unfinished_plan(folder.path)
     if plan is None or not entries or entries[-1].state is not State.RUNNING:
         return 0.0
-    attempt, planned = folder.path / run_folder.ATTEMPTS / str(plan.attempt), folder.path / run_folder.PLAN
-    begun = _changed(planned)
-    if all(_changed(attempt / f"{node.host}.exit.json") > begun for node in plan.nodes):
+    attempt, plan_file = folder.path / run_folder.ATTEMPTS / str(plan.attempt), folder.path / run_folder.PLAN
+    begun = _modified_at(plan_file)
+    if all(_modified_at(attempt / f"{node.host}.exit.json") > begun for node in plan.nodes):
         return 0.0
-    written = [planned, folder.journal, attempt / ranks.FILE, *(attempt / f"{node.host}.log" for node in plan.nodes)]
-    return max(map(_changed, written)) + plan.lease_s
+    logs = [attempt / f"{node.host}.log" for node in plan.nodes]
+    return max(map(_modified_at, [plan_file, folder.journal, attempt / ranks.FILE, *logs])) + plan.lease_s
 
 
-def _changed(path: Path) -> float:
-    """Return when a file was changed, in unix seconds; 0: it isn't there."""
+def _modified_at(path: Path) -> float:
+    """Return when a file was modified, in unix seconds; 0: it isn't there."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -67,40 +71,41 @@ def follow(
     screen: Screen,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Pass the news in the files of a run or a sweep to the screen until no command works on it.
+    """Pass what is added to the files of a run or a sweep to the screen until no command works on it any more.
 
-    ``files`` of a sweep must be those from which the screen's first state was read.
+    For a sweep, ``files`` must be the object from which the screen's first state was read (``so_far``).
     """
     since = time.monotonic()
     while True:
-        over = not is_under_way(folder)
-        for event in files.look():
-            screen.tell(event)
-            for text in files.lines(event):
+        over = not is_under_way(folder)  # before the files are read: the last lines come before the end
+        for event in files.new_events():
+            screen.show_event(event)
+            for text in files.shown_lines(event):
                 screen.say(text)
         if over:
             return
         if screen.is_live and isinstance(folder, RunFolder):
-            screen.tell(Wait(what=ranks.under_way(folder), for_s=time.monotonic() - since))
-        sleep(_LOOK_S)
+            screen.show_event(Wait(what=ranks.under_way(folder), for_s=time.monotonic() - since))
+        sleep(_POLL_S)
 
 
 # ---------------------------------------------------------------------------------------------- a run
 class AttemptFiles:
-    """The files of a run's newest attempt; ``look`` yields what was added to them since its last call."""
+    """The files of a run's newest attempt: its plan, its logs and the reports of its ranks."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._plan: LaunchPlan | None = None
         self._logs: dict[Path, GrowingFile] = {}
-        self._beaten = 0
+        self._beats_mtime_ns = 0
 
-    def look(self) -> Iterator[Any]:
+    def new_events(self) -> Iterator[Any]:
+        """Yield LaunchPlan, LogLine and NodeBeat events for what was added since the last call."""
         plan = starts.newest_plan(self._folder.path)
         if plan is None:
             return
-        if self._plan is None or plan.run_id != self._plan.run_id:
-            self._plan, self._logs, self._beaten = plan, {}, 0
+        if self._plan is None or plan.run_id != self._plan.run_id:  # a new attempt
+            self._plan, self._logs, self._beats_mtime_ns = plan, {}, 0
             yield plan
         attempt = self._folder.path / run_folder.ATTEMPTS / str(plan.attempt)
         for node in plan.nodes:
@@ -108,21 +113,24 @@ class AttemptFiles:
             if path not in self._logs:
                 yield from _totals(node.host, path)
             log = self._logs.setdefault(path, GrowingFile(path, _LAST_BYTES))
-            yield from (log_line(node.host, text.decode(errors="replace")) for text in log.lines())
+            yield from (log_line(node.host, text.decode(errors="replace")) for text in log.new_lines())
         with suppress(OSError):
-            changed = (attempt / ranks.FILE).stat().st_mtime_ns
-            if changed != self._beaten:
-                self._beaten = changed
+            mtime_ns = (attempt / ranks.FILE).stat().st_mtime_ns
+            if mtime_ns != self._beats_mtime_ns:
+                self._beats_mtime_ns = mtime_ns
                 yield from beats(attempt)
 
-    def lines(self, event: Any) -> Iterator[str]:
+    def shown_lines(self, event: Any) -> Iterator[str]:
         """Return the line that the run's own command prints for an event, if any."""
         if isinstance(event, LogLine) and is_worth_showing(event):
             yield event.shown
 
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
-    """Yield the line with the numbers of steps from the beginning of a log of which otherwise only the end is read."""
+    """Yield the log line with the total numbers of steps, which is near the beginning of the log.
+
+    Nothing for a short log, because GrowingFile reads that as a whole.
+    """
     with suppress(OSError), path.open("rb") as file:
         if file.seek(0, 2) <= _LAST_BYTES:
             return
@@ -149,23 +157,19 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
 
 # -------------------------------------------------------------------------------------------- a sweep
 class SweepFiles:
-    """The files of a sweep that another command runs.
-
-    ``so_far`` is what was there at first. ``look`` yields the news since the last call: trials that began and ended,
-    and reports of running trials with their numbers.
-    """
+    """The files of a sweep that another command runs: its journal, and the folders of running trials."""
 
     def __init__(self, folder: SweepFolder) -> None:
         self._folder, self._runs_dir = folder, folder.path.parent.parent
-        self._chosen: Mapping[int, tuple[str, ...]] = {}
-        self._seen = 0
+        self._chosen: Mapping[int, tuple[str, ...]] = {}  # trial number → overrides in which it differs from others
+        self._entries_read = 0
         self._running: dict[int, AttemptFiles] = {}
         self._total = 0
 
     def so_far(self, unix_now: float, now: float) -> SweepState:
-        """Return the sweep as its journal describes it.
+        """Read the journal from its beginning, and return the state of the sweep.
 
-        ``unix_now`` and ``now`` are the same moment, in unix seconds and by the clock of the state's times.
+        ``unix_now`` and ``now`` are the same moment, in unix seconds and in seconds of the monotonic clock.
         """
         record = self._folder.read_begun()
         self._total, maximize = record.total, direction_of(record.by, record.goals) != MINIMIZE
@@ -176,12 +180,13 @@ class SweepFiles:
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
         return state
 
-    def look(self) -> Iterator[Any]:
+    def new_events(self) -> Iterator[Any]:
+        """Yield TrialBegan, TrialEnded, and (trial number, event) for what was added since the last call."""
         yield from map(self._event, self._entries())
         for number, files in self._running.items():
-            yield from ((number, event) for event in files.look())
+            yield from ((number, event) for event in files.new_events())
 
-    def lines(self, event: Any) -> Iterator[str]:
+    def shown_lines(self, event: Any) -> Iterator[str]:
         """Return the line that the sweep's own command prints for an event, if any."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = event.state is State.FAILED
@@ -194,25 +199,25 @@ class SweepFiles:
         """Return the new journal entries; none if the journal can't be read now."""
         with suppress(OSError):
             entries = self._folder.entries()
-            new, self._seen = entries[self._seen :], len(entries)
+            new, self._entries_read = entries[self._entries_read :], len(entries)
             return new
         return []
 
     def _event(self, entry: TrialEntry) -> TrialBegan | TrialEnded:
-        chosen = self._words(entry.number)
+        chosen = self._chosen_by(entry.number)
         if entry.state is State.RUNNING:
             self._running[entry.number] = AttemptFiles(RunFolder(self._runs_dir / entry.key))
             return TrialBegan(number=entry.number, key=entry.key, chosen=chosen)
         self._running.pop(entry.number, None)
         figures = self._figures(entry.key) if entry.state is State.FINISHED else {}
-        again = entry.state is State.KILLED  # by the end of its command: the next one goes on with it
+        again = entry.state is State.KILLED  # it ended with its command, and the next command continues it
         return TrialEnded(
             number=entry.number, chosen=chosen, state=entry.state, metrics=figures, detail=entry.detail, again=again
         )
 
-    def _words(self, number: int) -> tuple[str, ...]:
-        """Return what distinguishes a trial; a search writes it down before it starts one."""
-        if number not in self._chosen:
+    def _chosen_by(self, number: int) -> tuple[str, ...]:
+        """Return the overrides in which a trial differs from the others; () if they can't be read."""
+        if number not in self._chosen:  # a search adds trials to the file, each before it starts
             with suppress(UsageError, OSError):
                 self._chosen = {trial.number: trial.chosen for trial in self._folder.read_begun().trials}
         return self._chosen.get(number, ())

@@ -80,7 +80,7 @@ def _run_in_order(graph: Graph, todo: Collection[str], maker: _Maker, at_once: i
                     future.result()
                     order.done(running.pop(future))
         except BaseException as error:  # the pool then waits until the other programs have ended
-            maker.stop.tell("another step's failure" if isinstance(error, Exception) else "a signal")
+            maker.stop.request("another step's failure" if isinstance(error, Exception) else "a signal")
             raise
 
 

@@ -149,7 +149,7 @@ class Conductor:
                         self.shared.record_missed(list(self._unrecorded.values()))
             except BaseException:
                 signals.hold()  # a second Ctrl-C must not interrupt the ending of the trials
-                self.stop.tell(signals.caught or "an error")
+                self.stop.request(signals.caught or "an error")
                 self._join()  # the trials notice ``stop`` within a second and end on all of their hosts
                 with suppress(queue.Empty):
                     while True:

@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_in_another_job_can_still_be_stopped(kubernetes: Fake
 
     def on_job(text: str) -> None:
         if "was submitted" in text and len(kubernetes.made) == 2:
-            stop.tell("SIGTERM")
+            stop.request("SIGTERM")
 
     listening = listener(WhenUp(evict).append, on_notice=on_job)
     with pytest.raises(Killed, match="stopped by SIGTERM"):

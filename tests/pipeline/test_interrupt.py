@@ -58,7 +58,7 @@ def test_a_signal_after_it_ends_the_work_where_it_comes() -> None:
 
 
 def test_a_ctrl_c_that_was_lost_before_a_run_lets_none_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "_came", False)
+    monkeypatch.setattr(interrupt, "_ctrl_c_came", False)
     before = signal.signal(signal.SIGINT, interrupt._leave)
     try:
         interrupt.begin()

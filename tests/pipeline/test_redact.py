@@ -224,7 +224,7 @@ def test_what_a_persons_code_closes_takes_what_is_said_later(monkeypatch: pytest
     taken = io.BytesIO()
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.TextIOWrapper(taken))
-    monkeypatch.setattr(masking, "_known", set())
+    monkeypatch.setattr(masking, "_secrets", set())
     masking.begin()
     sys.stdout.close()
     print("more", flush=True)

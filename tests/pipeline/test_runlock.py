@@ -83,7 +83,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
 
 def test_waiting_ends_when_the_command_is_stopped(folder: RunFolder) -> None:
     stop = Stop()
-    stop.tell("SIGINT")
+    stop.request("SIGINT")
     with (
         locked(folder, print),
         pytest.raises(Killed, match="stopped by SIGINT while it waited"),

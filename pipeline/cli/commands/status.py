@@ -196,7 +196,7 @@ def logs(current: Session) -> None:
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
     files = AttemptFiles(folder)
     for _ in chain(_polls(folder), [None]):  # and once after its end
-        for event in files.look():
+        for event in files.new_events():
             if isinstance(event, LogLine) and host in (None, event.host):
                 say_log(event.shown)
 

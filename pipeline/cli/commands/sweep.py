@@ -173,7 +173,7 @@ def run_trials(
             source=source, folder=folder, key=trials.key, slots=trials.slots, retries=trials.settings.retries,
             retry_failed=invocation.is_on("retry_failed"), most=invocation.numbers("max_trials").get("max_trials"),
             root=ROOT, argv=sys.argv, say=screen.say, watched=screen.is_live,
-            on_event=subscriber(screen, notices.hear, TrialLines(source.total, metric).of),
+            on_event=subscriber(screen, notices.on_event, TrialLines(source.total, metric).of),
         )  # fmt: skip
         ended = Conductor(sweep).run()
         failed = [item for item in ended if item.outcome.state is State.FAILED]

@@ -139,8 +139,8 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
             terminal.say(warning)
         services = replace(
             complete.single_run_services(),
-            on_event=subscriber(terminal, notices.hear),
-            on_wait=terminal.tell if terminal.is_live else None,
+            on_event=subscriber(terminal, notices.on_event),
+            on_wait=terminal.show_event if terminal.is_live else None,
         )
         result = complete.train(run, argv=sys.argv, say=terminal.say, services=services, attach=attach)
         notices.ended(result.metrics)

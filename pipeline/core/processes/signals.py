@@ -104,7 +104,7 @@ class Stop:
         self._requested = threading.Event()
         self.by = ""
 
-    def tell(self, by: str) -> None:
+    def request(self, by: str) -> None:
         """Request the end; ``by`` names its origin, such as SIGINT or ``--budget 30m``."""
         self.by = self.by or by
         self._requested.set()

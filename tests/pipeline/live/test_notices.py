@@ -155,7 +155,7 @@ def test_that_ranks_stop_moving_is_told_at_once_and_of_a_sweep_with_the_trials_n
     verdict = Verdict(rank=1, host="node1", kind="stopped", text="rank 1 hangs")
     for kind, event in (("run", verdict), ("sweep", (3, verdict))):
         notes = notifier(config, print, kind)
-        notes.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
-        notes.hear(event)
+        notes.on_event(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
+        notes.on_event(event)
         notes.wait()
     assert heard.read_text() == "STALLED node0 node1 rank 1 hangs\nSTALLED trial 3: rank 1 hangs\n"

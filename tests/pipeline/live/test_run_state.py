@@ -76,7 +76,7 @@ def test_steps_come_from_rank_0s_words_and_the_time_left_from_this_attempts_metr
     )
     assert (state.steps, state.steps_per_epoch, state.step) == (380, 19, 209)
     assert state.left_s == 2.0 * (380 - 209)
-    assert state.done == 209 / 380
+    assert state.done_fraction == 209 / 380
 
 
 def test_a_loss_that_is_no_number_is_kept_and_counts_as_a_warning() -> None:

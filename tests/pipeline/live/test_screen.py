@@ -30,7 +30,7 @@ from pathlib import Path
 words = LogLine(host="node0", rank=0, text="19 steps an epoch, 380 steps")
 began = time.monotonic()
 with Screen(RunPicture(RunState(key="cf08", title="digits"), Path(sys.argv[1]))) as screen:
-    screen.tell(words)
+    screen.show_event(words)
     for number in range(int(sys.argv[2])):
         screen.say(f"node0:0 | line {number} [red]x[/] \\x1b[2J" + sys.argv[4])
         time.sleep(float(sys.argv[3]))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pipeline.cluster.events import LogLine
 from pipeline.core.specs import State, Wait
-from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s
+from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, estimate_left_s
 from pipeline.live.views import sweep_view
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.trial import TrialBegan, TrialEnded, TrialLines, words_of_trial
@@ -62,8 +62,8 @@ def test_trials_are_named_by_what_sets_them_apart() -> None:
 def test_the_time_left_is_that_of_trials_to_come_at_the_pace_of_those_before() -> None:
     state = going_on()
     assert state.took_s == (60.0,) * 11  # how long one took that failed says nothing
-    assert left_s(state, 90.0) == (4 * 30.0 + 24 * 60.0) / 4
-    assert left_s(FIRST, 0.0) is None
+    assert estimate_left_s(state, 90.0) == (4 * 30.0 + 24 * 60.0) / 4
+    assert estimate_left_s(FIRST, 0.0) is None
 
 
 def test_the_view_counts_and_names_the_best_and_each_trial_under_way() -> None:

@@ -40,7 +40,7 @@ class Heard:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.said: list[str] = []
-        self.tell: Callable[[Any], None] = self.told.append
+        self.show_event: Callable[[Any], None] = self.told.append
         self.say: Callable[[str], None] = self.said.append
 
 
@@ -87,23 +87,23 @@ def test_the_run_that_begins_is_watched_and_not_the_newest_of_the_list(tmp_path:
 def test_files_tell_plan_lines_and_beats_each_once(tmp_path: Path) -> None:
     folder = laid_out(tmp_path)
     files = AttemptFiles(folder)
-    found = list(files.look())
+    found = list(files.new_events())
     assert isinstance(found[0], LaunchPlan)
     assert [event.text for event in found if isinstance(event, LogLine)] == ["epoch 1/20", "torchrun's own"]
     beats = {event.host: event for event in found if isinstance(event, NodeBeat)}
     assert beats["node0"].ranks[0].step == 7
     assert beats["node1"].usage == USAGE
-    assert list(files.look()) == []
+    assert list(files.new_events()) == []
     with (folder.path / "attempts/1/node0.log").open("a") as log:
         log.write("ne\n")
-    assert [event.text for event in files.look()] == ["half a line"]
+    assert [event.text for event in files.new_events()] == ["half a line"]
 
 
 def test_of_a_log_whose_end_alone_is_read_the_numbers_of_steps_are_known_all_the_same(tmp_path: Path) -> None:
     folder = laid_out(tmp_path)
     lines = ["0 | 19 steps an epoch, 380 steps", *("0 | epoch 1/20  step 19/380" for _ in range(5_000)), "0 | last"]
     (folder.path / "attempts/1/node0.log").write_text("\n".join(lines) + "\n")
-    said = [event.text for event in AttemptFiles(folder).look() if isinstance(event, LogLine)]
+    said = [event.text for event in AttemptFiles(folder).new_events() if isinstance(event, LogLine)]
     assert said[0] == "19 steps an epoch, 380 steps"
     assert said[-1] == "last"
     assert len(said) < 3_000
@@ -150,16 +150,16 @@ def test_it_follows_until_the_command_is_gone_and_leaves_the_run_alone(tmp_path:
 def test_metrics_and_checkpoints_are_news_once_and_a_torn_line_waits(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     news = FolderNews(tmp_path)
-    assert list(news.look()) == []
+    assert list(news.new_events()) == []
     line = '{"t": 1.0, "step": 19, "epoch": 1, "metrics": {"train/loss": NaN}}\n'
     (tmp_path / "metrics.jsonl").write_text(line + line[:20])
     (tmp_path / "checkpoints/step-19.pt").touch()
-    first = list(news.look())
+    first = list(news.new_events())
     assert [type(event).__name__ for event in first] == ["MetricsRow", "Saved"]
     assert first[1] == Saved(step=19)
-    assert list(news.look()) == []
+    assert list(news.new_events()) == []
     (tmp_path / "metrics.jsonl").write_text(line)  # cut back to a checkpoint
-    assert list(news.look()) == []
+    assert list(news.new_events()) == []
 
 
 def test_a_run_that_is_removed_while_it_is_watched_is_said(

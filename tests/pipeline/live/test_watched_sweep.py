@@ -82,7 +82,7 @@ def test_what_its_journal_has_stands_in_the_first_view(sweep: Sweep) -> None:
 def test_one_whose_folder_is_removed_is_said_by_whoever_shows_it(sweep: Sweep) -> None:
     files = SweepFiles(sweep.folder)
     shutil.rmtree(sweep.folder.path)
-    assert [*files.look()] == []
+    assert [*files.new_events()] == []
     for ask in (
         partial(files.so_far, STARTED, 0.0),
         *(partial(f, sweep.folder) for f in (trials.show, trials.progress_line)),
@@ -99,7 +99,7 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
 
     def tell(event: Any) -> None:
         heard.told.append(event)
-        picture.take(event, 1000.0 + len(slept))
+        picture.apply(event, 1000.0 + len(slept))
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -112,7 +112,7 @@ def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
             sweep.note(2, State.KILLED, 120)
             sweep.lock.release()
 
-    heard.tell = tell
+    heard.show_event = tell
     follow(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
     assert len(slept) == 3
     lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "✗ trial 1 FAILED: no loss", "trial 2 no loss"]
