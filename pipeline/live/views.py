@@ -229,7 +229,7 @@ def _columns(width: int, name_width: int) -> dict[str, int]:
 
 
 def _cells(state: RunState, host: HostState) -> dict[str, Text]:
-    """Return the cells of a host: title → text. Busy and memory are those of its GPUs, or of its CPUs if it has none."""
+    """Return the cells of a host: title → text. Busy and memory are those of its GPUs, or without GPUs its own."""
     cells, usage = {"state": _state(state, host)}, host.usage
     if usage is None:
         return cells | {title: Text("-") for title in _USAGE_COLUMNS}
