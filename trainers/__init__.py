@@ -1,2 +1,2 @@
-"""Node half of Paceline: what runs on every compute node. It needs Python, torch and this package. The modules beside
-the packages are started as processes; ``entry`` is what ranks share at their start."""
+"""The node half of Paceline: the code that runs on every compute node, which needs only Python and torch for it. Most
+modules directly in this package are programs; ``entry`` and ``checkpoint`` are shared by them."""

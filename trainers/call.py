@@ -1,5 +1,6 @@
-"""``python -m trainers.call JSON``: call the function of a step. Standard library only. The object has ``function``
-(``package.module:name``), ``args``, ``inputs`` (paths) and ``out``, a folder."""
+"""The program that runs a step's Python function: ``python -m trainers.call JSON``, started by ``doit step:NAME``.
+Standard library only. The JSON object has ``function`` (``package.module:name``), ``args`` (keyword arguments),
+``inputs`` (paths) and ``out`` (the output folder)."""
 
 from __future__ import annotations
 

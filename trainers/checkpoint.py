@@ -1,6 +1,7 @@
-"""The checkpoints of a run: ``checkpoints/step-00000123.pt``, whole with every strategy, and ``step-00000123.json``
-beside it (``CheckpointNotes``); and plain weights. No random state is stored: every random number is a function of
-(seed, epoch, sample) or (seed, step, rank or part)."""
+"""The checkpoints of a run, which rank 0 writes and every attempt goes on from: ``checkpoints/step-00000123.pt``, and
+``step-00000123.json`` beside it (``CheckpointNotes``). A checkpoint holds the state of all ranks with every strategy.
+It holds no random state, because every random number is a function of (seed, epoch, sample) or (seed, step, rank or
+part). ``write_weights`` and ``weights_digest`` are for plain weights."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from trainers.core.files import HashingFile, make_folder, remove_temporaries, sh
 from trainers.distributed.node_hardware import NodeHardware, changes
 from trainers.distributed.ranks import read_attempt
 
-_DAMAGED = ".bad"
-_NOT_COMPARED = {
+_DAMAGED = ".bad"  # suffix of damaged files, which the next good checkpoint removes
+_NOT_COMPARED = {  # settings that may change between the attempts of a run: they don't influence the weights
     "dataset.source",
     "init.run",
     "init.weights",
@@ -44,9 +45,9 @@ _NOT_COMPARED = {
 class Checkpoint:
     """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
 
-    ``own`` is the state that differs between ranks (batch statistics), [world_size, n]; with trainer.shards a row per
-    part (a part: one of trainer.shards slices of the batch; n: values a rank). ``metrics`` is the content of
-    metrics.jsonl, stored in the .json.
+    ``own``: the state that differs between ranks (batch statistics), [world_size, values]; with trainer.shards, which
+    divides each batch into that number of parts, [parts, values]. ``progress``: ``Progress`` as a dictionary.
+    ``metrics``: the content of metrics.jsonl, stored in the .json.
     """
 
     step: int
@@ -66,7 +67,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run that a checkpoint belongs to; ``config`` is flat, and without fields that don't influence the weights."""
+    """The run that a checkpoint belongs to. ``config``: dotted field → value, of the fields that influence the weights;
+    ``hardware``: the kind of device, by its name.
+    """
 
     config: Mapping[str, Any]
     dataset_digest: str
@@ -88,8 +91,9 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNotes:
-    """Content of the .json beside a checkpoint, without ``digest``. ``identity``: its fields stand beside the others;
-    ``nodes``: the hardware of each; ``metrics``: the lines of metrics.jsonl up to ``step``.
+    """The .json beside a checkpoint, which also has a ``digest`` of itself. ``sha256``: of the .pt; ``attempt``: the id
+    of the one that wrote it; ``identity``: in the file, its fields are not nested; ``nodes``: the hardware of each;
+    ``metrics``: the lines of metrics.jsonl up to ``step``.
     """
 
     sha256: str
@@ -103,31 +107,31 @@ class CheckpointNotes:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
-        own = {name: getattr(self, name) for name in ("sha256", "attempt", "step", "epoch", "position")}
+        simple = {name: getattr(self, name) for name in ("sha256", "attempt", "step", "epoch", "position")}
         nodes = [node.as_json() for node in self.nodes]
-        notes = {**own, **asdict(self.identity), "nodes": nodes, "metrics": self.metrics}
+        notes = {**simple, **asdict(self.identity), "nodes": nodes, "metrics": self.metrics}
         return {**notes, "digest": digest_of(notes)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> CheckpointNotes:
         """Read the content of the file. Raises KeyError, TypeError: it has other fields."""
-        own = {name: content[name] for name in ("sha256", "attempt", "step", "epoch", "position", "metrics")}
+        simple = {name: content[name] for name in ("sha256", "attempt", "step", "epoch", "position", "metrics")}
         identity = Identity(**{item.name: content[item.name] for item in fields(Identity)})
-        return cls(**own, identity=identity, nodes=tuple(map(NodeHardware.from_json, content.get("nodes", ()))))
+        return cls(**simple, identity=identity, nodes=tuple(map(NodeHardware.from_json, content.get("nodes", ()))))
 
 
 class CheckpointFolder:
     """The checkpoints of a run, used by rank 0 only. A background thread writes the files."""
 
     def __init__(self, folder: Path, owner: Identity, keep: int, nodes: Sequence[NodeHardware] = ()) -> None:
-        """``keep``: how many of the newest stay; ``nodes``: the hardware of each node."""
+        """``owner``: this run; ``keep``: how many of the newest checkpoints stay; ``nodes``: the hardware of each."""
         self._folder, self._owner, self._keep, self._nodes = folder, owner, keep, tuple(nodes)
         self._attempt = read_attempt(folder.parent)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def check(self) -> None:
-        """Raise TrainerError if checkpoints cannot be written here, so that the run fails before the training."""
+        """Raise TrainerError if checkpoints cannot be written here. Called before the first step, not hours later."""
         self._attempt.check()
         make_folder(self._folder)
         probe = self._folder / ".probe"
@@ -135,7 +139,10 @@ class CheckpointFolder:
         probe.unlink()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Start writing a checkpoint, whose tensors must not change any more. Raises TrainerError of the last write."""
+        """Start writing a checkpoint, whose tensors must not change any more.
+
+        Waits for the previous write first. Raises TrainerError: that write failed.
+        """
         self.wait()
         self._pending = self._writer.submit(self._write, checkpoint)
 
@@ -155,7 +162,7 @@ class CheckpointFolder:
         self._writer.shutdown(wait=True)
 
     def newest_good(self) -> Iterator[Checkpoint | str]:
-        """Yield warnings (text) about skipped or inexact checkpoints, then the newest good one, if any.
+        """Yield warnings (text) about checkpoints that are skipped or resumed inexactly, then the newest good one.
 
         Raises TrainerError: the newest good one belongs to another data set or configuration.
         """
@@ -167,6 +174,7 @@ class CheckpointFolder:
                 notes = read_verified(path)
                 self._attempt.refuse(notes.attempt)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                # torn by a crash, altered, or written by a rank that outlived its attempt: an older one may be good
                 yield f"checkpoint {path.name} is skipped: {error}"
                 _set_aside(path)
                 continue
@@ -183,10 +191,11 @@ class CheckpointFolder:
                 f"checkpoint {path} was trained on data {identity.dataset_digest[:12]}, this run has "
                 f"{self._owner.dataset_digest[:12]}; delete {path.parent} to start afresh"
             )
-        then, now = identity.config, json.loads(json.dumps(dict(self._owner.config)))
-        different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        # through JSON, as the stored one: a tuple becomes a list
+        stored, current = identity.config, json.loads(json.dumps(dict(self._owner.config)))
+        different = [name for name in sorted({*stored, *current}) if stored.get(name) != current.get(name)]
         if different:
-            differences = ", ".join(f"{name}={then.get(name)} (now {now.get(name)})" for name in different)
+            differences = ", ".join(f"{name}={stored.get(name)} (now {current.get(name)})" for name in different)
             raise TrainerError(
                 f"checkpoint {path} belongs to another configuration: {differences}; delete {path.parent} to start "
                 "afresh"
@@ -194,12 +203,12 @@ class CheckpointFolder:
 
     def _inexact_because(self, notes: CheckpointNotes) -> Iterator[str]:
         """Yield why a run that goes on from this checkpoint isn't bit-identical to one that was never stopped."""
-        then, now = notes.identity, self._owner
+        stored, current = notes.identity, self._owner
         result = "the weights will not be bit-identical to an undisturbed run"
-        if then.world_size != now.world_size and not now.config.get("trainer.shards"):
-            yield f"was written by {then.world_size} ranks, now there are {now.world_size}: {result}"
-        if then.hardware != now.hardware:
-            yield f"comes from {then.hardware}, now it is {now.hardware}: {result}"
+        if stored.world_size != current.world_size and not current.config.get("trainer.shards"):
+            yield f"was written by {stored.world_size} ranks, now there are {current.world_size}: {result}"
+        if stored.hardware != current.hardware:
+            yield f"comes from {stored.hardware}, now it is {current.hardware}: {result}"
         for change in changes(notes.nodes, self._nodes):
             yield f"was computed {change}: {result.replace('will', 'may')}"
 
@@ -213,6 +222,7 @@ class CheckpointFolder:
         _make_contiguous(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__ if name != "metrics"}
+        # the .json comes last: a crash between the two leaves a .pt without it, which newest_good skips
         notes = CheckpointNotes(
             sha256=write_tensors(path, content, needed_bytes=checkpoint.size_bytes),
             attempt=self._attempt.id,
@@ -239,12 +249,15 @@ def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
 
 
 def _make_contiguous(checkpoint: Checkpoint) -> None:
-    """Make the tensors contiguous in place, one at a time, so that equal values give equal bytes."""
+    """Make the tensors contiguous, so that equal values give equal bytes.
+
+    Each copy replaces its tensor at once, so that memory holds only one tensor twice.
+    """
     for name, value in checkpoint.model.items():
         checkpoint.model[name] = value.contiguous()
     for values in checkpoint.optimizer.values():
-        for place, value in enumerate(values):
-            values[place] = value.contiguous()
+        for index, value in enumerate(values):
+            values[index] = value.contiguous()
 
 
 def read_verified(path: Path) -> CheckpointNotes:
@@ -270,7 +283,10 @@ def _set_aside(path: Path) -> None:
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints up to ``newest``, which is complete. Raises OSError."""
+    """Remove all but the last ``keep`` checkpoints that end with ``newest``, which is complete. Raises OSError.
+
+    Later ones are left alone: they may be damaged, and newest_good deals with them.
+    """
     folder = newest.parent
     for old in [path for path in step_files(folder) if path <= newest][:-keep]:
         old.unlink()
@@ -286,7 +302,7 @@ def step_files(folder: Path) -> list[Path]:
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copy a state dict to contiguous CPU tensors, which stock torch loads with load_state_dict."""
+    """Copy the state dict to contiguous CPU tensors, for ``load_state_dict`` of plain torch."""
     return {
         name: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         for name, value in model.state_dict().items()
@@ -294,7 +310,9 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], notes: Mapping[str, Any]) -> tuple[str, str]:
-    """Write plain weights, with ``notes`` as .json; return the sha256 of file and weights. Raises TrainerError."""
+    """Write plain weights, and ``notes`` into a .json beside them. Returns the sha256 of the file and that of the
+    weights (``weights_digest``). Raises TrainerError.
+    """
     sha256 = write_tensors(path, weights, needed_bytes=sum(item.nbytes for item in weights.values()))
     digest = weights_digest(weights)
     content = {"sha256": sha256, "weights_sha256": digest, **notes}
@@ -315,7 +333,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def write_tensors(path: Path, content: Any, *, needed_bytes: int) -> str:
-    """Write with torch.save, for torch.load(weights_only=True); return the file's sha256. Raises TrainerError."""
+    """Write with torch.save what torch.load(weights_only=True) can read; return the file's sha256.
+
+    Raises TrainerError: the disk is full, or the file can't be written for another reason.
+    """
 
     def save(file: HashingFile) -> None:
         try:

@@ -1,5 +1,6 @@
-"""Train an image classifier: ``torchrun … -m trainers.classifier --config RUN_DIR/config.json``, or ``python -m`` for
-one rank. Reads RUN_DIR/config.json and RUN_DIR/data/, writes the files of the run-folder contract (rank 0)."""
+"""The program that each rank of a built-in training runs: ``torchrun … -m trainers.classifier --config
+RUN_DIR/config.json``, or ``python -m`` for one rank. It reads RUN_DIR/config.json and RUN_DIR/data/; rank 0 writes the
+results into RUN_DIR (``trainers.contract.run_folder``)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from trainers.observation.processes import ObservedRank
 
 
 def main() -> None:
-    """Run the command line. A user's error is printed once per node as one line on stderr, with exit code 1."""
+    """Train, as the command line says. An error that the user can fix is one line on stderr per node, exit code 1."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic cuBLAS; read once by CUDA
     start("trainers.classifier", _run, "Train an image classifier.")
 

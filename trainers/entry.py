@@ -1,4 +1,5 @@
-"""The start of a rank: its command line (``--config RUN_DIR/config.json``), its import path, errors as one line."""
+"""The start and end of a rank of the built-in programs (``trainers.classifier``, ``trainers.measuring.measure``): read
+the command line (``--config RUN_DIR/config.json``), restrict the import path, report errors."""
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ from trainers.distributed.ranks import read_ranks
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
-    """Call ``run`` with the path of config.json from the command line, while the node agent watches this rank."""
+    """Call ``run`` with the path of config.json from the command line, while the node agent watches this rank.
+
+    Ends the process if ``run`` fails.
+    """
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
     running = _note_running()
+    # None: torchrun didn't start this rank, so there is no folder in which the agent looks for a heartbeat
     if running is not None:
         HEARTBEAT.publish(running.parent)
     run_entry(lambda: run(path.resolve()))
@@ -35,18 +40,23 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
 
 
 def run_entry(run: Callable[[], None]) -> None:
-    """Call ``run`` in this rank. An error that a user can fix is one line, once per node, with exit code 1."""
-    _leave_snapshot_and_installed()
+    """Call ``run`` in this rank. If it fails, print the error and end the process with exit code 1.
+
+    An error that a user can fix is printed as one line, once per node; any other with its traceback, by each rank.
+    """
+    _restrict_import_path()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
-    gc.disable()  # imports make half a million objects that stay; so they take a quarter less time
+    # Imports make half a million objects that stay, so a garbage collection during them is wasted: a quarter of their
+    # time. resume_garbage_collection (trainers.distributed.resources) turns it on again.
+    gc.disable()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch: only now is sys.path set
 
     ranks = read_ranks()  # before a user's model may change the environment
     try:
-        # writes an error to TORCHELASTIC_ERROR_FILE, for the agent
+        # ``record`` writes an error to TORCHELASTIC_ERROR_FILE, where the agent reads it
         record(_with_recordable_errors(run))()
     except (ConfigError, TrainerError) as error:
-        if ranks.local_rank == 0:
+        if ranks.local_rank == 0:  # all ranks of a node have the same error
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
         leave(1)
     except Exception:
@@ -54,14 +64,16 @@ def run_entry(run: Callable[[], None]) -> None:
         leave(1)
 
 
-def _leave_snapshot_and_installed() -> None:
-    """Remove all other entries from ``sys.path``, and the finders of editable installs: a module missing from the
-    snapshot would be imported from a working tree, which is no part of the key, on one host and not on another.
+def _restrict_import_path() -> None:
+    """Keep only the run's code snapshot, PYTHONPATH and installed packages on ``sys.path``.
+
+    Else a module that the snapshot lacks could be imported from a working tree, which one host has and another hasn't,
+    and which the run's key doesn't cover. Editable installs (``pip install -e``) are such trees: their finders go too.
     """
     snapshot = str(Path(__file__).parents[1])
-    of_pythonpath = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    pythonpath = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     folders = _installation()
-    kept = [entry for entry in sys.path if _is_installed(entry, folders) or _is_any(entry, of_pythonpath)]
+    kept = [entry for entry in sys.path if _is_installed(entry, folders) or _is_any(entry, pythonpath)]
     sys.path[:] = [snapshot, *(entry for entry in kept if not _is_any(entry, [snapshot]))]
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_editable(finder)]
 
@@ -76,10 +88,12 @@ def _installation() -> list[str]:
 def _is_installed(entry: str, folders: Sequence[str]) -> bool:
     """Return True for a path in ``folders``, the zipped standard library, or another folder with distributions."""
     path = Path(entry).resolve()
+    # python311.zip, beside the folder of the standard library; the first two of ``folders`` are that folder
     if path.suffix == ".zip" and path.parent in [Path(folder).resolve().parent for folder in folders[:2]]:
         return True
     if any(path.is_relative_to(Path(folder).resolve()) for folder in folders):
         return True
+    # an empty entry means the working directory
     return bool(entry) and any(path.glob("*.dist-info"))
 
 
@@ -88,18 +102,23 @@ def _is_any(entry: str, others: Sequence[str]) -> bool:
 
 
 def _is_editable(finder: object) -> bool:
-    """Return True for a finder of an editable install: setuptools, hatchling, scikit-build and meson all name it so."""
+    """Return True for an import finder of an editable install. The modules of setuptools, hatchling, scikit-build and
+    meson that define one all have "editable" in their names.
+    """
     owner = finder if isinstance(finder, type) else type(finder)
     return "editable" in owner.__module__
 
 
 def marked(text: str, rank: int) -> str:
-    """Put the rank in front of each line, as torch does: an exception's text may have thousands of lines."""
+    """Put the rank in front of each line, as torch does, because the ranks of a node write into one log."""
     return "\n".join(f"[rank{rank}]: {line}" for line in text.rstrip("\n").split("\n"))
 
 
 def _note_running() -> Path | None:
-    """Create a file that is removed at a good end: it shows the agent that the run was not over."""
+    """Create a file in torchrun's folder of this rank, and return its path; None without torchrun.
+
+    ``start`` removes the file at a good end. If it remains, the agent knows that the rank ended too early.
+    """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None:
         return None
@@ -110,9 +129,9 @@ def _note_running() -> Path | None:
 
 
 def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
-    """Return ``run`` with errors that torch's ``record`` handles: it takes SystemExit(0) for a good end."""
+    """Return ``run``, but raising only Exceptions: torch's ``record`` takes a SystemExit(0) for a good end."""
 
-    def recorded() -> None:
+    def with_exceptions() -> None:
         try:
             run()
         except Exception:
@@ -120,21 +139,21 @@ def _with_recordable_errors(run: Callable[[], None]) -> Callable[[], None]:
         except BaseException as error:
             raise recordable(error).with_traceback(error.__traceback__) from None
 
-    return recorded
+    return with_exceptions
 
 
 def recordable(error: BaseException) -> Exception:
-    """Return an Exception of the same name for an error that is none, such as SystemExit."""
+    """Return an Exception with the class name of ``error``, which is no Exception (SystemExit, KeyboardInterrupt)."""
     text = f"{error} (it ends a process, and the run was not over; raise an Exception that says why)".lstrip()
-    named: Exception = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})(text)
-    return named
+    namesake: Exception = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})(text)
+    return namesake
 
 
 def leave(code: int = 0) -> None:
-    """End the process now: all results are on the disk, or the error is printed.
+    """End the process without Python's cleanup; call it when all results are on the disk, or the error is printed.
 
-    Unloading torch would take every rank another half second, and sometimes a thread of gloo aborts a process that ends
-    in order, so that a success would count as a failure.
+    Cleanup would unload torch, which takes half a second. And sometimes a thread of gloo aborts a process during its
+    cleanup, so that a success would count as a failure.
     """
     sys.stdout.flush()
     sys.stderr.flush()

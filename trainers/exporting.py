@@ -1,6 +1,7 @@
-"""A finished run's network as one file of torch.export: uint8 images in, logits out. ``python -P trainers/exporting.py
-RUN_DIR FILE``, with the run's own code first on PYTHONPATH: it is started as a file, so that the network is built by
-the code that trained it."""
+"""The program that writes a finished run's network as one file of torch.export, for `doit export`:
+``python -P trainers/exporting.py RUN_DIR FILE``. The network takes uint8 images and returns logits. PYTHONPATH begins
+with the run's code snapshot, so ``trainers`` below is the code that trained the run, maybe an older version; only this
+file is the current one."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from trainers.training.evaluation import views
 if TYPE_CHECKING:  # the code of an older run has it elsewhere
     from trainers.contract.data_pack import Manifest
 
-_CHECKED_IMAGES = 100
-_MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, a few images may get another class
+_CHECKED_IMAGES = 100  # of the test split: the exported network must classify them as the run's evaluation did
+_MUST_AGREE = 0.9  # share of them: on other hardware, or in fp32 after bf16, a few may get another class
 _CPU = torch.device("cpu")
 
 
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def export(run_dir: Path, path: Path) -> None:
-    """Write the run's network to ``path``, compared with the run's evaluation. Raises ConfigError, TrainerError."""
+    """Write the run's network to ``path``, and check it by the run's evaluation. Raises ConfigError, TrainerError."""
     config = load(run_dir / run_folder.CONFIG)
     pack = prepare_for(open_pack(run_dir / "data"), _CPU)
     try:
@@ -91,6 +92,7 @@ def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Exported
 
 
 def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> None:
+    # two images: torch.export would take a batch of one for a constant size
     example = images[:2] if len(images) > 1 else images.expand(2, -1, -1, -1)
     try:
         with torch.no_grad():
@@ -103,7 +105,7 @@ def _save(network: ExportedNetwork, images: Tensor, path: Path, name: str) -> No
 
 
 def _check(path: Path, images: Tensor, run_dir: Path) -> None:
-    """Compare the classes that the saved model gives with those of the run's evaluation. Raises TrainerError."""
+    """Compare the classes that the saved model predicts with those of the run's evaluation. Raises TrainerError."""
     evaluated = json.loads((run_dir / run_folder.PREDICTIONS).read_text(encoding="utf-8"))["predictions"][: len(images)]
     with torch.no_grad():
         predicted = torch.export.load(path).module()(images).argmax(1).tolist()

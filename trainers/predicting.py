@@ -1,6 +1,7 @@
-"""Classify image files with an exported network, for `doit predict`. ``python -P trainers/predicting.py`` reads from
-stdin ``{"model": path, "images": [paths], "height", "width", "channels", "resize", "top"}`` and writes a list to
-stdout, of ``{"image": path, "top": [[class number, probability], …]}`` or ``{"image": path, "error": why}``."""
+"""The program that classifies image files with an exported network, for `doit predict`: ``python -P
+trainers/predicting.py``. It reads a request from stdin, ``{"model": path, "images": [paths], "height", "width",
+"channels", "resize", "top": number of classes}``. It writes a JSON list to stdout with an entry for each image:
+``{"image": path, "top": [[class number, probability], …]}`` or ``{"image": path, "error": why}``."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ def classified(network: nn.Module, path: str, geometry: Geometry, top: int) -> d
         return {"image": path, "error": error.strerror or str(error)}
     image = torch.frombuffer(data, dtype=torch.uint8).reshape(1, geometry.channels, geometry.height, geometry.width)
     with torch.no_grad():
-        shares = network(image)[0].softmax(dim=0)
-    values, numbers = shares.topk(min(top, len(shares)))
-    return {"image": path, "top": [[int(number), float(value)] for number, value in zip(numbers, values, strict=True)]}
+        probabilities = network(image)[0].softmax(dim=0)
+    values, classes = probabilities.topk(min(top, len(probabilities)))
+    return {"image": path, "top": [[int(number), float(value)] for number, value in zip(classes, values, strict=True)]}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The warm parent of ranks: imports torch once on a node, before a launch is known, and then forks for each launch.
+"""The warm parent of ranks: a process that imports torch once on a node and then forks for each launch of torchrun.
 
-The node agent starts this text (cluster/agent/running/warm.py). A launch is a line of JSON (``Launch``) with
-descriptors for stdout and stderr. The fork answers ``{"pid": …}``, waits for ``go``, and does torchrun's work; the
-parent sends ``{"exit": …}`` at the end. It runs no code of a project itself, and never touches a GPU.
+The node agent sends this source text to a new Python process (cluster/agent/running/warm.py), before it knows what is
+to be launched. The agent requests a launch by a line of JSON (``Launch``) with descriptors for stdout and stderr. The
+fork answers ``{"pid": …}``, waits for ``go``, and does torchrun's work; the parent sends ``{"exit": …}`` at the end.
+The parent runs no code of a project itself, and never touches a GPU.
 """
 
-# Runs before modules of the project can be imported.
+# Runs before modules of the project can be imported, and without pathlib.
 # ruff: noqa: PTH110, PTH118, PTH123, PTH208
 from __future__ import annotations
 
@@ -29,11 +30,13 @@ MARKED = "paceline-node="
 """Name of a memory file that each process of a launch holds, followed by the launch's mark. The environment can't hold
 the mark, because the system shows a fork with the environment of its parent."""
 _SITE_MODULES = ("sitecustomize", "usercustomize")  # Python imports them from PYTHONPATH at each start
-_GO_S = 60.0
+_GO_S = 60.0  # limit for each message of an agent
 
 
 class Launch(NamedTuple):
-    """A request of the agent: a torchrun command, variables and folder of the ranks, and the mark of processes."""
+    """A request of the agent: torchrun's command, environment and working directory of the ranks, and ``mark``, by
+    which the agent finds the processes of the launch (``RUN_ID:NODE_RANK``).
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -42,10 +45,14 @@ class Launch(NamedTuple):
 
 
 def main() -> None:
-    """Run ``NAME FIRST_S IDLE_S ROOM``: name of the socket, idle limits at first and later, room for ``show_as``."""
-    del sys.path[0]  # where this text came from
+    """Read the arguments ``SOCKET_NAME FIRST_IDLE_S IDLE_S ROOM``, import torch, and serve.
+
+    The process ends when no launch comes for FIRST_IDLE_S seconds, after the first launch for IDLE_S. ROOM is spaces,
+    which ``show_as`` overwrites.
+    """
+    del sys.path[0]  # the folder of this text, /dev/fd
     name, first_s, idle_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    for number in (signal.SIGINT, signal.SIGHUP):  # the end of a terminal must not end it
+    for number in (signal.SIGINT, signal.SIGHUP):  # the end of a terminal must not end this process
         signal.signal(number, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -53,41 +60,44 @@ def main() -> None:
     except OSError:  # another parent was faster
         return
     listener.listen(64)  # launches wait here while torch is imported
-    gc.disable()  # imports make half a million objects that stay; so they take a fifth less time
+    gc.disable()  # imports make half a million objects that stay; without collections they take a fifth less time
     for module in IMPORTS:
         importlib.import_module(module)
-    gc.freeze()  # no collection visits them, in the forks neither: they go on sharing this process's memory
+    gc.freeze()  # no later collection visits these objects, so the forks go on sharing their memory with this process
     gc.enable()
     serve(listener, first_s, idle_s)
 
 
 def serve(listener: socket.socket, first_s: float, idle_s: float) -> None:
     """Fork for each launch, and report to each agent how its launch ended."""
-    launches: dict[int, socket.socket] = {}
-    woken, wakes = socket.socketpair()  # an end of a child (SIGCHLD) wakes the select below
-    wakes.setblocking(False)
-    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    agents: dict[int, socket.socket] = {}  # process id of a fork → connection to its agent
+    # the end of a child (SIGCHLD) writes into this pair, which wakes the select below
+    wakeup_read, wakeup_write = socket.socketpair()
+    wakeup_write.setblocking(False)
+    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     last_end_s, idle_limit_s = time.monotonic(), first_s
-    while launches or time.monotonic() - last_end_s < idle_limit_s:
-        ready, _, _ = select.select([listener, woken], [], [], 1.0)
-        if woken in ready:
-            woken.recv(4096)
+    while agents or time.monotonic() - last_end_s < idle_limit_s:
+        ready, _, _ = select.select([listener, wakeup_read], [], [], 1.0)
+        if wakeup_read in ready:
+            wakeup_read.recv(4096)
         if listener in ready:
+            # an agent that vanishes or sends nonsense must not end the parent, which others use
             with contextlib.suppress(OSError, TypeError, ValueError):
                 pid, connection = _launch(listener)
-                launches[pid], idle_limit_s = connection, idle_s
+                agents[pid], idle_limit_s = connection, idle_s
         for pid, code in _ended():
             last_end_s = time.monotonic()
-            if (agent := launches.pop(pid, None)) is not None:
+            agent = agents.pop(pid, None)
+            if agent is not None:
                 with contextlib.suppress(OSError), agent:
                     agent.sendall(json.dumps({"exit": code}).encode() + b"\n")
 
 
 def _ended() -> list[tuple[int, int]]:
-    """Return process ids and exit codes (negative: the signal) of the launches that have ended."""
+    """Return (process id, exit code) of each fork that has ended; a negative code is the signal that ended it."""
     ended = []
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # there are no more children
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
             ended.append((waited[0], os.waitstatus_to_exitcode(waited[1])))
     return ended
@@ -97,6 +107,7 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
     """Fork for the next launch; return its process id and the agent's connection. Raises as ``receive`` does."""
     connection, _ = listener.accept()
     connection.settimeout(_GO_S)
+    # any user of this host can connect to an abstract socket
     uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
     if uid != os.getuid():
         connection.close()
@@ -114,8 +125,10 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
 
 
 def show_as(words: list[str]) -> None:
-    """Let ps and nvidia-smi show this fork as the command that it equals, in the room of the parent's own words."""
-    with contextlib.suppress(Exception):  # not worth an error
+    """Let ps and nvidia-smi show this fork as the command that it does the work of, by overwriting the memory that
+    holds the parent's own arguments.
+    """
+    with contextlib.suppress(Exception):  # only a display: not worth an error
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces
             begin, end = map(int, file.read().rpartition(")")[2].split()[45:47])
@@ -123,7 +136,9 @@ def show_as(words: list[str]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
-    """Return one launch and its two descriptors. Raises OSError, TypeError, ValueError: it is damaged."""
+    """Return a launch, and its descriptors for stdout and stderr. Raises OSError, TypeError, ValueError: the request is
+    damaged.
+    """
     data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 16)
@@ -134,34 +149,38 @@ def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
 
 
 def _become(launch: Launch, streams: list[int], connection: socket.socket) -> NoReturn:
-    """Run this launch in the fork, to its end."""
+    """Do the work of the launch in this fork, and end the process."""
+    # a session, signals and a mark of its own, as if the agent had started a program
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.memfd_create(f"{MARKED}{launch.mark}")
+    # nothing runs before the agent knows the process id: until then it may give up and start torchrun as a program
     connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
-    if connection.recv(3) != b"go\n":  # the agent is gone, or doesn't want it any more
+    if connection.recv(3) != b"go\n":  # the agent is gone, or has given up the launch
         os._exit(0)
     connection.close()
     show_as(launch.argv)
+    # stdin is empty, stdout and stderr are the agent's
     null = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate([null, *streams]):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(launch.cwd)
     folders = [folder for folder in launch.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    if shadowed(folders):  # other modules than those that are imported already
+    # a module that this process has already imported would win over the run's own one: start torchrun as a program
+    if shadowed(folders):
         os.execve(launch.argv[0], launch.argv, launch.env)
     _take_environment(launch.env, folders)
     os._exit(_run_torchrun(launch.argv))
 
 
 def _take_environment(env: dict[str, str], folders: list[str]) -> None:
-    """Do what the start of Python does with these variables and the folders of PYTHONPATH."""
-    # keep variables that imports have set, replace those of the parent's start
-    imports_set = {name: value for name, value in os.environ.items() if name not in _env_at_start}
+    """Do what the start of Python would do with these variables and with ``folders``, the entries of PYTHONPATH."""
+    # keep the variables that imports have set, replace those of the parent's start
+    set_by_imports = {name: value for name, value in os.environ.items() if name not in _env_at_start}
     os.environ.clear()
-    os.environ.update({**imports_set, **env})
+    os.environ.update({**set_by_imports, **env})
     sys.path[:0] = folders
     for name in _SITE_MODULES:
         if importlib.machinery.PathFinder.find_spec(name, folders) is not None:
@@ -176,7 +195,7 @@ def _run_torchrun(argv: list[str]) -> int:
         sys.argv[:] = argv[1:]
         importlib.import_module("trainers.torchrun").main(show_as=show_as)
         code = 0
-    except SystemExit as error:
+    except SystemExit as error:  # as Python reads its code: None is success, a text is an error
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -188,7 +207,10 @@ def _run_torchrun(argv: list[str]) -> int:
 
 
 def shadowed(folders: list[str]) -> list[str]:
-    """Return the modules in these folders that would have been imported instead of ones that are imported already."""
+    """Return the paths of modules in ``folders`` that have the name of a module imported already.
+
+    The site modules don't count: ``_take_environment`` imports them again.
+    """
     imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_SITE_MODULES)}
     paths = []
     for folder in folders:

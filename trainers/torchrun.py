@@ -1,7 +1,10 @@
-"""torchrun with a store that listens only at the run's address: ``python trainers/torchrun.py OPTIONS…``.
+"""The program that the agent starts on each node in place of torchrun: ``python trainers/torchrun.py OPTIONS…``. A fork
+of the warm parent (``trainers.ranks``) calls ``main`` instead.
 
-torch's store listens on all interfaces, without a login. If this process already has a store at that port, torchrun
-uses it (``multi_tenant``). Run by its path: no module of the working directory can replace it.
+It differs from torchrun in the rendezvous store, to which anybody who reaches it can write without a login. torch's own
+store listens on all interfaces; here it is opened at the run's address alone, and torchrun uses a store that its
+process already has at the port (``multi_tenant``). The program is started by its path, so that no module of the working
+directory can replace it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
 _BACKLOG = 4096
-_AWAIT_S, _AWAIT_TRY_S, _AWAIT_AGAIN_S = 5.0, 1.0, 0.02
+_AWAIT_S, _AWAIT_TRY_S, _AWAIT_AGAIN_S = 5.0, 1.0, 0.02  # limit in all, limit of one connection, pause between two
 _JOIN = timedelta(minutes=10)  # torchrun's own limit for the other hosts to join
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With 1, torch counts GPUs by NVML. Forks of a process that has initialised CUDA's runtime can't use a GPU (torch's
@@ -35,20 +38,23 @@ multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """Do the work of torchrun. ``show_as``: sets the command that ``ps`` shows for a rank, if this process is a fork of
-    the warm parent, which has imported torch.
+    """Do the work of torchrun, as the command line says.
+
+    ``show_as`` is given in a fork of the warm parent, which has imported torch: the ranks become forks, too, and
+    ``show_as`` sets the command that ``ps`` shows for one. None: torchrun starts the ranks as programs.
     """
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
-        for_ranks = os.environ.get(_COUNT_BY_NVML)
+        nvml_before = os.environ.get(_COUNT_BY_NVML)
         os.environ[_COUNT_BY_NVML] = "1"  # torchrun counts GPUs, too
         if forks_lose_gpus():
-            _restore_variable(for_ranks)
-            # start again as a process that a warm parent didn't fork: its ranks are no forks either
+            _restore_variable(nvml_before)
+            # start again as a program: the ranks of an ordinary torchrun are no forks
             os.execv(sys.executable, [sys.executable, *sys.argv])
+    # the first node opens the store, the others wait for it
     store = listen(options.master_addr, options.master_port) if options.node_rank == 0 else None
     if store is not None:
-        options.master_port = store.port
+        options.master_port = store.port  # for port 0, the system has chosen one
     if options.node_rank > 0:
         await_listener(options.master_addr, options.master_port)
     if show_as is None:
@@ -57,15 +63,16 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
         return
     config, _, _ = torchrun.config_from_args(options)
     config.start_method = "fork"
-    own_pid = os.getpid()
+    torchrun_pid = os.getpid()
 
     def rank(module: str, arguments: Sequence[str]) -> None:
-        _restore_variable(for_ranks)
+        _restore_variable(nvml_before)
         show_as([sys.executable, "-m", module, *arguments])
         run_rank(module, arguments)
-        # torch makes the rank wait here until torchrun has read its result, for ever if torchrun was killed
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the system sends it when torchrun ends, as torch requests
-        if os.getppid() != own_pid:
+        # When this function returns, torch makes the rank wait until torchrun has read its result: for ever, if
+        # torchrun was killed. torch has asked the system for SIGINT when torchrun ends, so let SIGINT end the rank.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if os.getppid() != torchrun_pid:  # torchrun has ended already
             sys.stdout.flush()
             os._exit(0)
 
@@ -77,10 +84,10 @@ def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
 
 
 def forks_lose_gpus() -> bool:
-    """Whether there are GPUs that no fork could use, as something has initialised CUDA's runtime here."""
+    """Return True if there are GPUs that no fork could use, because something here has initialised CUDA's runtime."""
     if not torch.cuda.is_available():
         return False
-    pid = os.fork()
+    pid = os.fork()  # torch notices it only in a fork
     if pid == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))
     return os.waitpid(pid, 0)[1] != 0
@@ -95,9 +102,9 @@ def _restore_variable(value: str | None) -> None:
 
 def run_rank(module: str, arguments: Sequence[str]) -> None:
     """Do the work of ``python -m MODULE ARGUMENTS`` in a fork that is a rank."""
-    for number in (signal.SIGTERM, signal.SIGQUIT):  # not torchrun's handlers, which end its ranks
+    for number in (signal.SIGTERM, signal.SIGQUIT):  # the fork has inherited torchrun's handlers, which end its ranks
         signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGHUP):  # as the node agent has them for each rank
+    for number in (signal.SIGINT, signal.SIGHUP):  # the node agent starts every rank with these ignored
         signal.signal(number, signal.SIG_IGN)
     entry = import_module(module)
     sys.argv[:] = [str(entry.__file__), *arguments]
@@ -106,21 +113,27 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
 
 
 def await_listener(address: str, port: int) -> None:
-    """Wait until something listens there, for a few seconds: torch itself tries again only after half a second."""
+    """Wait up to ``_AWAIT_S`` until something listens there. If nothing does, torch's own attempts follow.
+
+    It saves time: torch's next attempt comes only half a second after a failed one.
+    """
     until = time.monotonic() + _AWAIT_S
     while time.monotonic() < until:
         try:
             socket.create_connection((address, port), _AWAIT_TRY_S).close()
-        except OSError:  # also a name that can't be resolved, and a timeout: torch reports them
+        except OSError:  # also a name that can't be resolved, and a timeout: torch reports them later
             time.sleep(_AWAIT_AGAIN_S)
         else:
             return
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """Return a store that listens at this address alone; None: no interface here has it. Raises OSError: port taken."""
+    """Return a store that listens at this address alone; None: no interface of this host has the address.
+
+    Raises OSError: the port is taken.
+    """
     try:
-        listener = bound(address, port)
+        listener = bound_socket(address, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise
@@ -143,16 +156,16 @@ def listen(address: str, port: int) -> TCPStore | None:
     )
 
 
-def bound(address: str, port: int) -> socket.socket:
+def bound_socket(address: str, port: int) -> socket.socket:
     """Return a socket that listens at the address. A name means its first IPv4 address, else its first IPv6 one, as for
     gloo. Raises OSError.
     """
-    places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    family, kind, number, _, place = min(places, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, number)
+    candidates = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, socket_address = min(candidates, key=lambda entry: entry[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
+        listener.bind(socket_address)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -1,5 +1,5 @@
-"""Read torchrun's options with torch's own parser. pipeline.config.overrides.torchrun_line runs the text of this file
-in another process, because the controller doesn't import torch."""
+"""The reader of torchrun's options for `doit torchrun`, by torch's own parser. The controller doesn't import torch, so
+``pipeline.config.overrides.torchrun_line`` runs the text of this file in another process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 from torch.distributed.run import get_args_parser
 
-_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")  # of Hydra, such as cluster.hosts=[a,b]
 
 
 def answer(words: list[str]) -> dict[str, Any]:
-    """Sort the words behind ``torchrun``: ``error`` of torch's parser, or ``options`` that differ from its defaults,
-    ``overrides`` for Hydra, Paceline's own ``cluster`` and ``sweep``, ``script`` and ``args``.
+    """Sort the words behind ``torchrun``; ``words`` is changed.
+
+    Returns ``{"error": message of torch's parser}``, or ``options`` (those that differ from torchrun's defaults),
+    ``overrides`` (for Hydra), ``script`` with its ``args``, and the values of Paceline's own ``cluster`` and ``sweep``.
     """
     parser = get_args_parser()
     parser.prog = "torchrun"
@@ -32,6 +34,8 @@ def answer(words: list[str]) -> dict[str, Any]:
         script, args = parsed.pop("training_script"), parsed.pop("training_script_args")
         if not _OVERRIDE.match(script):
             break
+        # torch's parser takes the first word that is no option for the script: this one is an override, so take it
+        # out and parse again
         overrides.append(script)
         del words[len(words) - len(args) - 1]
     own = {name: parsed.pop(name) for name in ("cluster", "sweep")}

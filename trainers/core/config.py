@@ -1,6 +1,6 @@
-"""Typed training configuration (standard library only). The settings of one option are a dataclass in its own module,
-derived from a base class here. The controller registers these classes as Hydra schemas; the node half reads
-``RUN_DIR/config.json`` with the same classes."""
+"""The typed configuration of a training (standard library only). A group (model, optimizer, schedule, strategy) has
+several options; each option is a module, with its settings in a dataclass derived from a base class here. The
+controller registers these classes as Hydra schemas, and the node half reads ``RUN_DIR/config.json`` with them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TrainerConfig:
         epochs: passes over the train split.
         max_steps: optimizer steps after which the run ends, if its epochs haven't ended before; null: no such bound.
         global_batch_size: images of an optimizer step, over all ranks and micro-batches.
-        accumulate_steps: micro-batches of each rank in an optimizer step (with shards of each part): saves memory, not
+        accumulate_steps: micro-batches of each rank (with shards: of each part) in an optimizer step; saves memory, not
             time.
-        clip_norm: gradients of a step whose norm, all of them together, is larger are shortened to it; 0: never.
-        shards: equal parts of the global batch, 2, 4, 8, …: any 1, 2, 4, … ranks up to that number then end with the
-            same weights, bit for bit; 0: a part for each rank, and other weights with another number of ranks.
+        clip_norm: largest norm of a step's gradients, taken together; larger ones are scaled down to it; 0: no limit.
+        shards: number of equal parts of the global batch, a power of two. Runs with 1, 2, 4, … up to that number of
+            ranks then have the same weights, bit for bit. 0: a part for each rank; the weights depend on their number.
         precision: of autocast: fp32, bf16, fp16, or auto: bf16 where the device computes in it, else fp32.
         compile: torch.compile the network's forward and backward pass of a step.
         compile_mode: default, or reduce-overhead, which replays CUDA graphs.
@@ -58,10 +58,10 @@ class TrainerConfig:
         class_weights: a weight for each class in the loss, or balanced: each class counts as much; null: each image.
         sync_batchnorm: batch normalisation over the micro-batches of all ranks instead of each rank's own (GPUs only).
         skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
-        freeze: patterns of parameter names, such as [conv1.*, layer1.*]: what they match stays as it is at the start,
-            and so do the statistics of a batch normalisation that they match as a whole.
-        digests: steps from one record of digests (of inputs, gradients, weights and buffers) to the next, by which
-            `doit diff` finds where two runs part; 0: none.
+        freeze: patterns of parameter names, such as [conv1.*, layer1.*]: matching parameters stay as they are at the
+            start, and so do the statistics of a batch normalisation that a pattern matches as a whole.
+        digests: steps from one record of digests (of inputs, gradients, weights and buffers) to the next. `doit diff`
+            finds by them where two runs begin to differ. 0: none.
     """
 
     epochs: int = 10
@@ -141,6 +141,7 @@ class TrainerConfig:
             )
 
     def _check_own(self) -> None:
+        """Check the metrics and the loss that are functions of the user's own."""
         for name, target in self.metrics.items():
             if not _METRIC.fullmatch(name) or name in ("loss", "accuracy"):
                 raise ConfigError(f"trainer.metrics.{name}: choose another name, of letters, digits, - and _")
@@ -176,7 +177,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(kw_only=True)
 class Settings:
-    """What an option can be set to: fields with defaults, checked in ``__post_init__``."""
+    """The settings of an option: fields with defaults, checked in ``__post_init__``. ``name``: of the option."""
 
     name: str
 
@@ -186,7 +187,7 @@ class Settings:
 
 @dataclass(kw_only=True)
 class DatasetConfig(Settings):
-    """What to train on. Splits and normalisation are made by `doit fetch` and stand in the pack's manifest.
+    """What to train on. `doit fetch` makes the splits and the normalisation, and writes them to the pack's manifest.
 
     Attributes:
         source: folder, archive, file:// or any fsspec URL with the files; null: the official addresses.
@@ -196,8 +197,8 @@ class DatasetConfig(Settings):
         crop_border: what the random crop sees beyond the edge: black, or reflect.
         flip: random horizontal mirroring.
         alternate_flip: draw the first epoch's mirroring alone; from then on an image is mirrored in every other epoch.
-        random_resized_crop: the smallest share of an image's area that a crop of random size and proportions (3:4 to
-            4:3) has, as 0.08; 0: none. It is cut from the file, of packs that keep the files (dataset.decoded_limit).
+        random_resized_crop: smallest area of a crop of random size and proportions (3:4 to 4:3), as a share of the
+            image's area, such as 0.08; 0: no such crop. It needs a pack that keeps the files (dataset.decoded_limit).
         augmentation: a class or function of your own, as package.module:name, that changes training images.
         augmentation_args: its arguments by name.
         cutout: side in pixels of a square, anywhere in the image, that is set to the mean colour; 0: none.
@@ -244,9 +245,9 @@ class InitConfig:
     Attributes:
         weights: the key of a finished run, a .pt or .pth file, the address of one (https:// or any fsspec URL), or,
             with model=torchvision, the name of weights that torchvision publishes: default, IMAGENET1K_V1.
-        run: words of another run, such as 'experiment=digits seed=1', whose final weights they are; it is trained first
-            where it isn't finished.
-        sha256: what the file has to have; null: whatever it has, which counts in the key all the same.
+        run: overrides of another run, such as 'experiment=digits seed=1', whose final weights are taken; that run is
+            trained first if it isn't finished.
+        sha256: the digest that the file must have; null: any. The file's digest is in the key in both cases.
     """
 
     weights: str | None = None
@@ -275,12 +276,12 @@ class InitConfig:
 class OptimizerConfig(Settings):
     """How a step changes the weights.
 
-    ``elementwise`` says that each element is updated from its own gradient and state alone, so that slices of tensors
-    do.
+    ``elementwise``: True if an element's update depends on its own gradient and state alone, so that the optimizer can
+    work on slices of tensors (strategy=fsdp).
 
     Attributes:
         lr: the learning rate, at the peak of the schedule.
-        weight_decay: as the optimizer of that name in torch has it.
+        weight_decay: as in the optimizer of that name in torch.
         lr_scaling: multiplies lr with the world size: linear (Goyal et al. 2017), sqrt, or none. The global batch is
             configured, so none is right where the ranks change and the batch doesn't.
         decay_bias_and_norm: false spares what has one dimension from weight_decay: biases, and the weights of
@@ -334,7 +335,8 @@ GROUPS = {
     "schedule": Group("trainers.schedules", ScheduleConfig),
     "strategy": Group("trainers.strategies", StrategyConfig),
 }
-"""The groups whose options are modules of the node half. A data set's module prepares images on the controller."""
+"""The groups whose options are modules of the node half. The group dataset is not one of them: its modules belong to
+the controller, which prepares the images."""
 
 
 def installed_options(package: str) -> dict[str, str]:
@@ -350,7 +352,10 @@ def _entry_points() -> Any:
 
 
 def option_names(folder: Path, base: type) -> list[str]:
-    """Return the sorted names of a folder's modules that define a ``class …(<base>):``. Raises OSError."""
+    """Return the sorted names of a folder's modules that define a ``class …(<base>):``, without importing them.
+
+    Raises OSError.
+    """
     line = re.compile(rf"^class\s+\w+\(\s*{base.__name__}\s*,?\s*\)", re.MULTILINE)
     files = [path for path in sorted(folder.glob("[!_]*.py")) if path.stem.isidentifier()]
     return [path.stem for path in files if line.search(path.read_text(encoding="utf-8", errors="replace"))]
@@ -379,9 +384,10 @@ class TrainConfig:
             self._refuse_with_shards()
 
     def _refuse_with_shards(self) -> None:
+        """Raise ConfigError for a setting by which the number of ranks would change the weights."""
         trainer = self.trainer
         compression = getattr(self.strategy, "compression", "none")
-        refused = (  # whether it is set, the setting, and the value to use instead
+        refused = (  # rows of (is it set?, the setting as the user wrote it, what to take instead)
             (self.strategy.name != "ddp", f"strategy={self.strategy.name}", "strategy=ddp"),
             (compression != "none", "strategy.compression", "strategy.compression=none"),
             (trainer.compile, "trainer.compile=true", "trainer.compile=false"),

@@ -1,4 +1,5 @@
-"""What the settings of the built-in trainer and of a script share. A script's key holds this module, and not config."""
+"""Errors, and checks of single values, for the settings of the built-in trainer and of scripts. They stand apart from
+``trainers.core.config``, so that the key of a script's run covers this module only."""
 
 from __future__ import annotations
 

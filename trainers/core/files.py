@@ -69,7 +69,7 @@ def replace(path: Path, write: Callable[[HashingFile], object]) -> str:
 
 
 def write_atomic(path: Path, write: Callable[[HashingFile], object], *, needed_bytes: int = 0) -> str:
-    """``replace`` with a TrainerError that names the file, the bytes needed and the bytes free."""
+    """Call ``replace``; a failure is a TrainerError that names the file, the bytes needed and the bytes free."""
     with explained(path, needed_bytes):
         return replace(path, write)
 
@@ -81,7 +81,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> str:
-    """``write_atomic`` of JSON on one line and a newline; NaN is refused. Returns the sha256."""
+    """Write a value as one line of JSON with ``write_atomic``; return the sha256. Raises ValueError: it has a NaN."""
     return write_bytes(path, (json.dumps(value, allow_nan=False) + "\n").encode())
 
 
@@ -111,12 +111,14 @@ def explained(path: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
-    """Return the error for a file that could not be written, and free the reserve file, if there is one."""
+    """Return the error for a file that could not be written.
+
+    Also delete the reserve file, which the agent has made so that a full disk has room for a last message.
+    """
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
     room = _room(path)
-    # delete the reserve file: without its space, even this message could not be written to the full disk
     if reserve := os.environ.get(variables.RESERVE):
         Path(reserve).unlink(missing_ok=True)
     return TrainerError(
@@ -126,6 +128,7 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
 
 
 def _room(path: Path) -> str:
+    """Say what the disk of ``path`` has left."""
     folder = next(folder for folder in path.absolute().parents if folder.is_dir())
     disk, free = os.statvfs(folder), f"{shutil.disk_usage(folder).free} bytes are free there"
     if disk.f_files > 0 and disk.f_favail == 0:

@@ -1,5 +1,5 @@
-"""Import what a configuration names: option NAME of a group is module NAME of its package; own classes are
-``module:name``."""
+"""The importer of what a configuration names: option NAME of a group is module NAME of the group's package (or of an
+installed distribution), and a class or function of the user's own is ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def parse(raw: Mapping[str, Any]) -> TrainConfig:
     """
     section = raw.get("dataset")
     if isinstance(section, Mapping):
-        known = {item.name for item in fields(DatasetConfig)}
-        raw = {**raw, "dataset": {key: value for key, value in section.items() if key in known}}
+        shared = {item.name for item in fields(DatasetConfig)}
+        raw = {**raw, "dataset": {key: value for key, value in section.items() if key in shared}}
     return config.parse(raw, settings)
 
 
@@ -62,9 +62,9 @@ def load(path: Path) -> TrainConfig:
 
 def _unknown(group: str, name: str) -> ConfigError:
     package = importlib.import_module(GROUPS[group].package)
-    known = config.option_names(Path(package.__path__[0]), GROUPS[group].base)
-    known += sorted(config.installed_options(GROUPS[group].package))
-    return ConfigError(f"{group}.name={name!r} is not an option; choose one of: {', '.join(known)}")
+    names = config.option_names(Path(package.__path__[0]), GROUPS[group].base)
+    names += sorted(config.installed_options(GROUPS[group].package))
+    return ConfigError(f"{group}.name={name!r} is not an option; choose one of: {', '.join(names)}")
 
 
 # User-defined classes and functions, named as ``package.module:name``.
@@ -86,7 +86,7 @@ def accepted(function: Callable[..., Any], args: Mapping[str, Any], offered: Map
 
 
 def where(target: str) -> str:
-    """Return ``my_package/parts.py:12 MyName`` for use in messages."""
+    """Return where a target is defined, such as ``my_package/parts.py:12 MyName``, for messages."""
     try:
         loaded = inspect.unwrap(load_target(target))
         path = Path(inspect.getsourcefile(loaded) or "")

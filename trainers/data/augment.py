@@ -1,4 +1,5 @@
-"""Plan an epoch (order, crops, flips, cutout) and build its augmented, normalised batches on the device."""
+"""The augmentation of training images. ``plan_epoch`` draws the order of an epoch and the crop, flip and cutout of each
+image; ``training_batch`` applies a part of that plan on the device, and normalises the images."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack, RowRequest
 from trainers.data.randomness import Stream, below, epoch_order, key, libraries_restored, random_bits, seed_libraries
 
-_TRIED = 2  # black images of the trial call
+_TRIED = 2  # black images with which a user's augmentation is tried
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 """uint8 [n, C, H, W] and the random bits of each sample, int64 [n] → uint8 of the same shape."""
@@ -53,8 +54,8 @@ class EpochPlan:
     """The samples of one epoch in visiting order: ``index`` in the pack, and the augmentation of each, int64 [samples].
 
     ``top``, ``left``: the crop's corner in the padded image; ``hole_y``, ``hole_x``: the centre of the cutout.
-    ``seeds``: random bits for a user-defined augmentation; ``crops`` [samples, 4]: area, proportions, place across and
-    down. None: it is off.
+    ``seeds``: random bits for a user-defined augmentation; ``crops`` [samples, 4]: random numbers below 2**24 for a
+    random-resized crop's area, proportions, and place across and down. None: that augmentation is off.
     """
 
     index: Tensor
@@ -76,7 +77,7 @@ class EpochPlan:
 
     @property
     def row_request(self) -> RowRequest:
-        """The request for a row reader."""
+        """The samples and crops of this plan, as a reader of rows needs them."""
         return RowRequest(self.index, self.crops)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
@@ -93,13 +94,14 @@ def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int
             f"{pack.manifest.width} images have; use a smaller one, or dataset.crop_border=black"
         )
     order = epoch_order(seed, epoch, stop - start, pack.images.device)
+    # the 64 bits of a sample serve for several numbers: bits 0 to 23, 24 to 47, and from 40 on one for the flip
     bits = random_bits(key(seed, Stream.AUGMENT, epoch), order)
     holes = random_bits(key(seed, Stream.CUTOUT, epoch), order) if config.cutout else None
-    reach = 2 * config.crop_padding + 1
+    offsets = 2 * config.crop_padding + 1  # places of a crop along one side of the padded image
     return EpochPlan(
         index=order + start,
-        top=below(bits, 0, reach) if config.crop_padding else None,
-        left=below(bits, 24, reach) if config.crop_padding else None,
+        top=below(bits, 0, offsets) if config.crop_padding else None,
+        left=below(bits, 24, offsets) if config.crop_padding else None,
         mirrored=_mirrored(config, order, bits, seed=seed, epoch=epoch) if config.flip else None,
         hole_y=None if holes is None else below(holes, 0, pack.manifest.height),
         hole_x=None if holes is None else below(holes, 24, pack.manifest.width),
@@ -114,7 +116,9 @@ def _resized_crops(order: Tensor, *, seed: int, epoch: int) -> Tensor:
 
 
 def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Draw the flips in every epoch; or draw once and alternate, so that two epochs show each image both ways."""
+    """Draw which images are flipped, bool [samples]: afresh in every epoch, or once for epoch 0 (alternate_flip). Then
+    each later epoch flips the others, so that two successive epochs show each image both ways.
+    """
     if not config.alternate_flip:
         return below(bits, 40, 2).bool()
     first = below(random_bits(key(seed, Stream.FLIP), order), 40, 2)
@@ -139,8 +143,9 @@ def bordered(images: Tensor, pixels: int, border: str) -> Tensor:
         return functional.pad(images, (pixels,) * 4)
     for dimension in (2, 3):  # by index, as torch reflects floats only
         size = images.shape[dimension]
-        place = torch.arange(-pixels, size + pixels, device=images.device).abs()
-        images = images.index_select(dimension, size - 1 - (size - 1 - place).abs())
+        # −2 −1 0 … → 2 1 0 … at the lower edge, and the same at the upper one
+        position = torch.arange(-pixels, size + pixels, device=images.device).abs()
+        images = images.index_select(dimension, size - 1 - (size - 1 - position).abs())
     return images
 
 
@@ -165,7 +170,10 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised float32 images [n, C, H, W] and labels [n] of a slice of a plan; ``own``: an augmentation."""
+    """Return augmented, normalised float32 images [n, C, H, W] and labels [n] of a slice of a plan.
+
+    ``own``: an augmentation of the user's own, applied after crop and flip.
+    """
     if pack.row_reader is not None:
         images, labels = pack.row_reader.take(plan.row_request)
     else:
@@ -178,16 +186,16 @@ def training_batch(
 
 # ------------------------------------------------------------------------ an augmentation of one's own
 def own_augmentation(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
-    """Load ``dataset.augmentation`` and try it.
+    """Load ``dataset.augmentation`` and try it on black images; None if it isn't set. Raises ConfigError.
 
-    A function with a parameter ``seeds`` gets a batch; any other one image, with torch's, Python's and numpy's
-    generators seeded, so that it is changed alike on any rank. Raises ConfigError.
+    A function with a parameter ``seeds`` gets a batch. Any other gets one image at a time, with torch's, Python's and
+    numpy's generators seeded, so that any rank changes the image in the same way.
     """
     if config.augmentation is None:
         return None
     target = options.load_target(config.augmentation)
     made: Any = target(**config.augmentation_args) if inspect.isclass(target) else target
-    called = made.forward if isinstance(made, nn.Module) else made
+    called = made.forward if isinstance(made, nn.Module) else made  # nn.Module.__call__ has no parameters of its own
     if not inspect.isclass(target):
         made = functools.partial(target, **config.augmentation_args)
     whole_batches = "seeds" in inspect.signature(called).parameters

@@ -1,6 +1,6 @@
-"""Decode images of a pack that keeps the image files, in threads, before the step that needs them. A random-resized
-crop (Szegedy et al.: Going deeper with convolutions, 2014) is cut from the file itself, by numbers in the epoch's
-plan."""
+"""The reader of a pack that keeps the image files instead of pixels: threads decode images before the step that needs
+them. ``trainers.data.pack`` imports this module by a computed name, because it needs Pillow. A random-resized crop
+(Szegedy et al.: Going deeper with convolutions, 2014) is cut while decoding, by random numbers of the epoch's plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROPORTIONS = (3 / 4, 4 / 3)
 def reader(
     folder: Path, manifest: Manifest, places: Tensor, labels: Tensor, device: torch.device, smallest_crop: float
 ) -> EncodedReader:
-    """Return the reader of a pack. ``places`` and ``labels`` are on the CPU."""
+    """Return the reader of a pack. ``places`` and ``labels`` are on the CPU; the other names as in EncodedReader."""
     geometry = Geometry(
         height=manifest.height, width=manifest.width, channels=manifest.channels, **(manifest.encoding or {})
     )
@@ -70,20 +70,20 @@ class EncodedReader(RowReader):
         labels = torch.index_select(self._labels, 0, wanted.samples, out=self._empty(count, self._labels))
         crops = [None] * count if wanted.crops is None else wanted.crops.tolist()
         numbers = wanted.samples.tolist()
-        work: list[Future[None]] = []
+        decoding: list[Future[None]] = []
         for begin in range(0, count, _GROUP):
-            part = slice(begin, begin + _GROUP)
-            work.append(self._pool.submit(self._decode, numbers[part], crops[part], images[part]))
+            group = slice(begin, begin + _GROUP)
+            decoding.append(self._pool.submit(self._decode, numbers[group], crops[group], images[group]))
 
-        def rows() -> Rows:
-            for future in work:
+        def wait_for_rows() -> Rows:
+            for future in decoding:
                 future.result()
             return images, labels
 
-        return rows
+        return wait_for_rows
 
     def _decode(self, numbers: list[int], crops: list[list[int] | None], out: Tensor) -> None:
-        """Raises TrainerError that names the image."""
+        """Decode the images with these numbers into ``out``. Raises TrainerError that names a broken image."""
         planes = bytearray()
         for number, drawn, (begin, end) in zip(numbers, crops, self._places[numbers].tolist(), strict=True):
             # not the mapping: a page fault on it would block the other threads
@@ -98,6 +98,7 @@ class EncodedReader(RowReader):
 
 
 def _crop(drawn: list[int], smallest: float) -> Crop:
+    """Turn four random numbers into a crop of at least the share ``smallest`` of an image's area."""
     area, proportions, across, down = (value / _DRAWN for value in drawn)
     low, high = map(math.log, _PROPORTIONS)
     return Crop(

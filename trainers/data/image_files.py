@@ -1,6 +1,7 @@
-"""Decode image files, in the controller and the nodes alike: turned by EXIF, as RGB or grey (of 16 bits the upper
-eight), cut to the wanted proportions and resized, bilinear with antialiasing. Depends on the file and the settings
-alone; needs Pillow, and neither torch nor numpy."""
+"""The decoder of image files, for the controller (`doit fetch`), the nodes and `doit predict`. An image is turned
+upright by its EXIF data, converted to RGB or grey (of 16 bits the upper eight), cut to the wanted proportions and
+resized (bilinear, antialiased). The same file and settings give the same pixels everywhere. Needs Pillow, and neither
+torch nor numpy."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _ORIENTATION = 0x0112  # the EXIF tag
-_ON_ITS_SIDE = 5  # orientations from here on swap width and height
+_ON_ITS_SIDE = 5  # EXIF orientations 5 to 8 swap width and height
 _GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B")
 _SIXTEEN_BITS = {"I;16": 1, "I;16L": 1, "I;16B": 0}  # mode → offset of a pixel's upper byte
-_TAKEN = (*_GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-_FINER = 2  # a JPEG may be decoded at 1/2, 1/4 or 1/8 while it stays this many times larger than the output
+_ACCEPTED = (*_GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_FINER = 2  # a JPEG is decoded at 1/2, 1/4 or 1/8, which is fast, if it stays this many times larger than the output
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge in pixels of the upright image."""
@@ -57,15 +58,16 @@ def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> byt
     image = _opened(file)
     upright = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
     box = centre_box(*upright, geometry) if crop is None else crop.box(*upright, geometry)
-    image = _loaded(image, (box[2] - box[0]) / geometry.width)
+    left, upper, right, lower = box
+    image = _loaded(image, (right - left) / geometry.width)
     image = _converted(image, "L" if geometry.channels == 1 else "RGB")
     # the JPEG may have been decoded at a smaller scale: scale the box, too
     shrunk_x, shrunk_y = image.width / upright[0], image.height / upright[1]
     inside = (
-        max(0.0, box[0] * shrunk_x),
-        max(0.0, box[1] * shrunk_y),
-        min(float(image.width), box[2] * shrunk_x),
-        min(float(image.height), box[3] * shrunk_y),
+        max(0.0, left * shrunk_x),
+        max(0.0, upper * shrunk_y),
+        min(float(image.width), right * shrunk_x),
+        min(float(image.height), lower * shrunk_y),
     )
     image = image.resize((geometry.width, geometry.height), Image.Resampling.BILINEAR, box=inside)
     if geometry.channels == 1:
@@ -74,7 +76,9 @@ def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> byt
 
 
 def centre_box(width: int, height: int, geometry: Geometry) -> Box:
-    """Return the centre of an image, in the proportions of the output."""
+    """Return the largest box in the centre of an image that has the proportions of the output; with ``resize``, the
+    smaller one that becomes the output when the image's shorter side is scaled to ``resize`` pixels.
+    """
     scale = min(width / geometry.width, height / geometry.height)  # image pixels per output pixel
     if geometry.resize is not None:
         scale *= min(geometry.height, geometry.width) / geometry.resize
@@ -95,7 +99,7 @@ class Crop:
     down: float
 
     def box(self, width: int, height: int, geometry: Geometry) -> Box:
-        """Return the crop in whole pixels; one that exceeds the image is shrunk and keeps its proportions."""
+        """Return the crop in whole pixels. If it exceeds the image, it is shrunk, and keeps its proportions."""
         proportions = self.proportions * geometry.width / geometry.height
         crop_width = math.sqrt(width * height * self.area * proportions)
         crop_height = crop_width / proportions
@@ -112,7 +116,7 @@ def _opened(file: IO[bytes]) -> Image.Image:
         image: Image.Image = Image.open(file, formats=FORMATS)
     except Exception as error:  # decoders raise a dozen unrelated types for broken files
         raise BrokenImageError(_why(file, error)) from error
-    if image.mode not in _TAKEN:
+    if image.mode not in _ACCEPTED:
         raise BrokenImageError(f"its pixels are of mode {image.mode}; wanted: 8 or 16 bits, grey or colour")
     return image
 

@@ -1,6 +1,6 @@
-"""The data pack that ``doit fetch`` makes: raw uint8 images (C-order [N, C, H, W]) and int64 labels (little-endian
-[N]), memory-mapped, on the device if they fit, else read by threads. A pack that keeps the image files has
-``places.bin`` too, and is read by trainers.data.encoded."""
+"""The reader of the data pack that ``doit fetch`` makes: raw uint8 images (C-order [N, C, H, W]) and int64 labels
+(little-endian [N]), memory-mapped. They are copied to the GPU if they fit there; else threads read the rows of each
+batch. A pack that keeps the image files has ``places.bin`` too, and is read by ``trainers.data.encoded``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MappedPack:
     """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
 
     ``row_reader`` is set if the GPU has no room for all rows, or if rows must be decoded. For a pack that keeps the
-    image files, ``images`` holds their bytes, and ``places`` int64 [N, 2] the start and end of each.
+    image files, ``images`` holds the bytes of all files, and ``places`` int64 [N, 2] the start and end of each file.
     """
 
     folder: Path
@@ -96,7 +96,9 @@ class PackWatch:
         self._seen = self._stamps()
 
     def damage(self) -> DamagedPackError | None:
-        """Return what was altered, or None. Costs two system calls; files are hashed only if a stamp has changed."""
+        """Return what was altered, or None. Costs a system call per file; a file is hashed only if a stamp (size and
+        times) has changed.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return None
@@ -116,9 +118,11 @@ class PackWatch:
 
 
 def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
-    """Copy a pack to the GPU if it takes at most half of the free memory, or else give it a row reader; a pack of image
-    files always gets one, which decodes them. ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError:
-    Pillow is missing, or crops need image files and the pack holds pixels.
+    """Return the pack for use on ``device``: copied to the GPU if it takes at most half of the free memory there, else
+    with a row reader. A pack of image files always gets a row reader, which decodes them.
+
+    ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError: Pillow is missing, or crops need image files
+    and the pack holds pixels.
     """
     if pack.places is not None:
         return replace(pack, row_reader=_decoder(pack, pack.places, device, smallest_crop))
@@ -164,7 +168,7 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         raise unreadable(path, error) from error
     if seen_bytes != wanted_bytes:
         raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
-    # not torch.from_file: it maps writable pages, which the system limits to the size of memory and swap
+    # not torch.from_file, which maps writable pages: of those, the system allows no more than memory and swap hold
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
@@ -176,8 +180,8 @@ Rows = tuple[Tensor, Tensor]
 
 
 class RowRequest(NamedTuple):
-    """A request for rows: the numbers of the samples in the pack, int64 [n] on the CPU, and the random numbers of crops
-    that are made while decoding, int64 [n, 4].
+    """A request for rows. ``samples``: their numbers in the pack, int64 [n] on the CPU; ``crops``: random numbers of
+    crops that are cut while decoding, int64 [n, 4] (``EpochPlan.crops``).
     """
 
     samples: Tensor
@@ -199,7 +203,7 @@ class RowReader(ABC):
         self._device = device
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rows")
         self._upcoming: Iterator[RowRequest] = iter(())
-        self._begun: deque[tuple[RowRequest, Callable[[], Rows]]] = deque()
+        self._begun: deque[tuple[RowRequest, Callable[[], Rows]]] = deque()  # requests, and what waits for their rows
 
     def expect(self, batches: Iterable[RowRequest]) -> None:
         """Prefetch these batches, which will be taken in this order."""
@@ -208,7 +212,7 @@ class RowReader(ABC):
         self._prefetch()
 
     def take(self, wanted: RowRequest) -> Rows:
-        """Return the rows; if another batch was expected, read them now. Raises TrainerError."""
+        """Return the rows; if they aren't those expected next, read them now. Raises TrainerError."""
         if self._begun and self._begun[0][0].equals(wanted):
             rows = self._begun.popleft()[1]()
             self._prefetch()
@@ -231,6 +235,7 @@ class RowReader(ABC):
         """Start to read the rows in threads. Returns a function that waits for them."""
 
     def _empty(self, count: int, like: Tensor) -> Tensor:
+        """Return an empty buffer for ``count`` rows of ``like``; for a GPU it is pinned, so that its copy is fast."""
         return torch.empty(count, *like.shape[1:], dtype=like.dtype, pin_memory=self._device.type == "cuda")
 
 
@@ -273,7 +278,9 @@ class DamagedPackError(TrainerError):
 
 
 def set_aside(damage: DamagedPackError) -> TrainerError:
-    """Rename the pack's manifest, so that nobody uses the pack by its sizes and time stamps. Returns the error."""
+    """Rename the manifest of a damaged pack, so that no later command takes the pack for intact by its sizes and time
+    stamps. Returns the error to raise.
+    """
     folder = damage.folder.resolve()
     try:
         with suppress(FileNotFoundError):  # another rank renamed it, or it was missing

@@ -1,6 +1,7 @@
-"""Counter-based random numbers: a value depends only on its key and index, not on the rank or the time of the call. The
-mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-2014) on int64 tensors, whose arithmetic wraps like unsigned 64-bit arithmetic."""
+"""Counter-based random numbers, for the order of samples and all augmentation: a number depends only on its key and
+index, not on the rank or on earlier calls, so a resumed run draws the same ones. The mixing function is the finaliser
+of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014) on int64 tensors, whose
+arithmetic wraps like unsigned 64-bit arithmetic."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment, 2**64 divided by the golden ratio
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of its finaliser
 _NUMPY = "numpy.random"  # no import statement: a node may lack numpy, and an import would add it to the run key
 
 
@@ -89,13 +90,13 @@ def seed_libraries(seed: int) -> None:
 def libraries_restored() -> Iterator[None]:
     """Return a context after which Python's and numpy's generators have their earlier state."""
     numpy = _numpy()
-    before, of_numpy = random.getstate(), None if numpy is None else numpy.get_state()
+    python_state, numpy_state = random.getstate(), None if numpy is None else numpy.get_state()
     try:
         yield
     finally:
-        random.setstate(before)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.set_state(of_numpy)
+            numpy.set_state(numpy_state)
 
 
 def _numpy() -> ModuleType | None:

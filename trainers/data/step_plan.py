@@ -1,4 +1,5 @@
-"""Compute the sizes of a run's batches and its number of steps from the configuration, the data and the world size."""
+"""The sizes of a run's batches and its number of steps, computed from the configuration, the data and the world size.
+A global batch is divided into parts (one a rank, or trainer.shards), and a part into micro-batches."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from trainers.core.errors import TrainerError
 class Steps:
     """Sizes in images, lengths in optimizer steps.
 
-    Images of an epoch that do not fill a global batch are left out, others each time. A part of the global batch has
-    its own dropout and batch statistics; each rank computes one, or with trainer.shards several.
+    Images at the end of an epoch's order that do not fill a global batch are left out. A part of the global batch has
+    its own dropout and batch statistics; each rank computes one part, or with trainer.shards several.
     """
 
     global_batch_size: int
@@ -45,7 +46,7 @@ class Steps:
         return range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank)
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the epoch (from 0) and the position in it (in steps) of a step (from 0)."""
+        """Return (epoch, number of the step in that epoch) of a step of the run; all counted from 0."""
         return divmod(step, self.per_epoch)
 
     def micro_batches(self, position: int, rank: int) -> Iterator[int]:
@@ -70,15 +71,15 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
             f"use at most {available} ranks"
         )
     if size % parts:
-        below = size // parts * parts
+        below = size // parts * parts  # 0 if there are more parts than images
         good = [value for value in (below, below + parts) if value]
         raise TrainerError(
             f"trainer.global_batch_size={size} does not divide among {_among(world_size, config)}; "
             f"nearest good values: {', '.join(map(str, good))}"
         )
     if size > available:
-        largest = available // parts * parts
-        lower = "lower trainer.accumulate_steps"  # one image a rank and micro-batch is too many
+        largest = available // parts * parts  # 0: even one image a part and micro-batch is too many
+        lower = "lower trainer.accumulate_steps"
         advice = f"set trainer.global_batch_size to at most {largest}" if largest else lower
         raise TrainerError(
             f"the train split of {manifest.name} has {available} images, fewer than one global batch "
@@ -97,6 +98,7 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
 
 
 def _among(world_size: int, config: TrainerConfig) -> str:
+    """Say among what a global batch is divided, such as ``4 ranks × 2 micro-batches (trainer.accumulate_steps)``."""
     whose = f"{world_size} rank{'s' if world_size > 1 else ''}"
     if config.shards:
         whose = f"{config.shards} parts (trainer.shards)"

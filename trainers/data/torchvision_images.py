@@ -1,6 +1,8 @@
-"""Extract a labelled data set of torchvision, in a separate process. ``python -m trainers.data.torchvision_images
-REQUEST``: a JSON object with ``name``, ``root``, ``download`` and ``out``, a folder. For each part it writes PART.bin,
-the files one after the other, and last meta.json: the end of each file, its label, and the classes."""
+"""The program that extracts a data set of torchvision for `doit fetch`, in a process of its own because torchvision
+imports torch: ``python -m trainers.data.torchvision_images REQUEST``, a JSON object with ``name`` (the class in
+torchvision.datasets), ``root``, ``download`` and ``out`` (a folder). For each part (train, test) it writes PART.bin,
+the image files one after the other, and at the end meta.json:
+``{"classes": [names], "parts": {part: {"ends": [end of each file in PART.bin], "labels": [class numbers]}}}``."""
 
 from __future__ import annotations
 
@@ -15,57 +17,66 @@ from typing import Any
 
 from torchvision import datasets
 
-_WAYS: Mapping[str, Mapping[str, Sequence[object]]] = {
+_SELECTING_ARGUMENTS: Mapping[str, Mapping[str, Sequence[object]]] = {
     "train": {"train": (True,), "test": (False,)},
     "split": {"train": ("train", "trainval"), "test": ("test", "val")},
 }
-"""Argument that selects a part → part → values, of which the first that the class accepts is used."""
+"""Argument of a class that selects a part → part → values to try; the first that the class accepts is used."""
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Raises ValueError: no such class, or its labels are no class numbers. Errors of the class pass through."""
+    """Extract the data set. Raises ValueError: no such class, or labels that are no class numbers; and any error that
+    the class itself raises.
+    """
     name, out = request["name"], Path(request["out"])
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
     if kind is None:
         near = difflib.get_close_matches(name, datasets.__all__, n=3)
         raise ValueError(f"torchvision.datasets has no {name}{f'; did you mean {near[0]}?' if near else ''}")
-    known = inspect.signature(kind).parameters
-    # with Path as its loader, a class gives each image's path, and the file is copied without being decoded
+    parameters = inspect.signature(kind).parameters
+    # with Path as its loader, a class returns each image's path, and the file is copied without being decoded
     offered = {"root": request["root"], "download": request["download"], "loader": Path}
-    given = {argument: value for argument, value in offered.items() if argument in known}
+    arguments = {name: value for name, value in offered.items() if name in parameters}
     parts: dict[str, Any] = {}
     classes: Sequence[Any] = ()
-    for part, made in _parts(kind, known, given).items():
-        parts[part] = _write(made, out / f"{part}.bin")
-        classes = classes or getattr(made, "classes", ())
+    for part, dataset in _parts(kind, parameters, arguments).items():
+        parts[part] = _write(dataset, out / f"{part}.bin")
+        classes = classes or getattr(dataset, "classes", ())
     count = 1 + max(parts["train"]["labels"])
     names = [_text(item) for item in classes] if len(classes) == count else [str(number) for number in range(count)]
     (out / "meta.json").write_text(json.dumps({"classes": names, "parts": parts}), encoding="utf-8")
 
 
-def _parts(kind: Callable[..., Any], known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    argument = next((item for item in _WAYS if item in known), None)
-    if argument is None:
-        return {"train": kind(**given)}
-    return {part: _first(kind, given, argument, values) for part, values in _WAYS[argument].items()}
+def _parts(kind: Callable[..., Any], parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return part → data set; a class that knows no parts gives only train."""
+    selecting = next((item for item in _SELECTING_ARGUMENTS if item in parameters), None)
+    if selecting is None:
+        return {"train": kind(**arguments)}
+    return {
+        part: _first(kind, arguments, selecting, values) for part, values in _SELECTING_ARGUMENTS[selecting].items()
+    }
 
 
-def _first(kind: Callable[..., Any], given: Mapping[str, Any], argument: str, values: Sequence[object]) -> Any:
+def _first(kind: Callable[..., Any], arguments: Mapping[str, Any], selecting: str, values: Sequence[object]) -> Any:
+    """Make the data set with the first value of the argument ``selecting`` that the class accepts."""
     for value in values[:-1]:
         try:
-            return kind(**given, **{argument: value})
+            return kind(**arguments, **{selecting: value})
         except ValueError:
             continue
-    return kind(**given, **{argument: values[-1]})
+    return kind(**arguments, **{selecting: values[-1]})
 
 
-def _write(made: Any, path: Path) -> dict[str, list[int]]:
+def _write(dataset: Any, path: Path) -> dict[str, list[int]]:
+    """Write the image files of one part to ``path``; return the end of each file there, and its label."""
     ends, labels, end = list[int](), list[int](), 0
     with path.open("wb") as file:
-        for number in range(len(made)):
-            image, label = made[number]
+        for number in range(len(dataset)):
+            image, label = dataset[number]
             if not hasattr(label, "__index__"):
-                raise ValueError(f"{type(made).__name__} has labels of {type(label).__name__}; wanted: class numbers")
+                raise ValueError(
+                    f"{type(dataset).__name__} has labels of {type(label).__name__}; wanted: class numbers"
+                )
             content = _content(image)
             end += len(content)
             file.write(content)
@@ -84,6 +95,7 @@ def _content(image: Any) -> bytes:
 
 
 def _text(item: Any) -> str:
+    """Return a class's name; some data sets have tuples of synonyms."""
     return str(item[0]) if isinstance(item, tuple) else str(item)
 
 

@@ -1,1 +1,1 @@
-"""A rank among the others: identity, device, process group, CPU cores, import path, heartbeat and attempt."""
+"""A rank among the others: its identity, attempt, device, process group, CPU cores, heartbeat and end by SIGTERM."""

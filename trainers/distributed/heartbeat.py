@@ -1,6 +1,7 @@
-"""Publish this rank's progress in memory (a memfd, opened through /proc) that the node agent reads.
+"""The heartbeat of this rank: numbers (phase, step, …) that the node agent reads, to notice a rank that hangs.
 
-A step pays only for a store into memory. On STACKS_SIGNAL the stacks of all threads are written to a file.
+They lie in a memfd, which the agent opens through /proc, so a step costs only a few stores into memory. When the agent
+sends STACKS_SIGNAL, the stacks of all threads are written to a file.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Heartbeat:
             if sys.platform == "linux":
                 descriptor = os.memfd_create("paceline-beat")
                 path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-            else:
+            else:  # macOS has no memfd: an ordinary file
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             os.write(descriptor, bytes(CELLS.size))  # allocate the memory: a full disk must fail here
             cells = memoryview(mmap.mmap(descriptor, CELLS.size)).cast("q")
@@ -62,17 +63,19 @@ class Heartbeat:
     def enter(self, phase: Phase) -> None:
         """Set the phase. Entering the same phase again counts as progress, too."""
         cells, now = self._cells, time.monotonic_ns()
+        # sum up the time of a rank's own work: the agent compares it between ranks, to find a slow one
         if cells[PHASE] in _OWN and cells[STEP]:
             cells[OWN_NS] += now - cells[SINCE_NS]
         cells[PHASE], cells[SINCE_NS] = phase, now
         cells[MOVES] += 1
 
     def begin_step(self, step: int) -> None:
-        """``step`` counts from 1."""
+        """Note that ``step`` (from 1) begins."""
         self.enter(Phase.LOADING)
         self._cells[STEP] = step
 
     def wait(self) -> None:
+        """Note that this rank waits in a collective."""
         self.enter(Phase.WAITING)
         self._cells[COLLECTIVES] += 1
 
@@ -85,9 +88,9 @@ class Heartbeat:
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """On synchronous devices, begin the phase "waiting" with the gradient of the network's first weight.
+        """On a CPU, begin the phase "waiting" when the gradient of the network's first weight is computed.
 
-        It is the last one to be computed: then only collectives of the backward pass are left.
+        It is the last gradient of a backward pass, so only the pass's collectives are left then.
         """
 
         def arrived(_: Tensor) -> None:

@@ -1,4 +1,5 @@
-"""The hardware of each node, as far as it can change the last bits of a result."""
+"""The hardware of each node, as far as it can change the last bits of a result. summary.json and each checkpoint record
+it, so that a run that goes on elsewhere can warn of the difference."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class NodeHardware:
 
     @property
     def instructions(self) -> str:
-        """What determines the node's rounding: its GPU, or its processor and the instruction sets in use."""
+        """The part that determines the node's rounding: its GPU, or its processor and the instruction sets in use."""
         if self.device != "cpu":
             return self.device_name
         sets = [name for name in (self.cpu_capability, self.onednn_isa) if name]
@@ -68,12 +69,15 @@ def cpu_name() -> str:
 
 @cache
 def onednn_isa() -> str | None:
-    """Return oneDNN's instruction set, such as ``Intel AVX2``, by its verbose log; it decides bits of convolutions."""
+    """Return the instruction set that oneDNN uses, such as ``Intel AVX2``; it decides bits of convolutions.
+
+    Only oneDNN's verbose log names it.
+    """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     # redirect file descriptor 1, as oneDNN writes its log from C
     sys.stdout.flush()
-    ours = os.dup(1)
+    real_stdout = os.dup(1)
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 1)
         try:
@@ -81,8 +85,8 @@ def onednn_isa() -> str | None:
                 torch.relu(torch.ones(4, 4).to_mkldnn())
             ctypes.CDLL(None).fflush(None)
         finally:
-            os.dup2(ours, 1)
-            os.close(ours)
+            os.dup2(real_stdout, 1)
+            os.close(real_stdout)
         log.seek(0)
         text = log.read().decode(errors="replace")
     others = [line for line in text.splitlines(keepends=True) if not line.startswith("onednn_verbose,")]
@@ -94,12 +98,12 @@ def onednn_isa() -> str | None:
 def hardware_of_nodes(context: RankContext) -> list[NodeHardware]:
     """Return the hardware of each node as its first rank sees it, in node order. Every rank must call it."""
     ranks = context.ranks
-    entries = context.share([ranks.node_rank, ranks.local_rank, _own(context).as_json()])
-    firsts = {node: entry for node, local_rank, entry in entries if local_rank == 0}
-    return [NodeHardware.from_json(firsts[node]) for node in sorted(firsts)]
+    rows = context.share([ranks.node_rank, ranks.local_rank, _hardware_here(context).as_json()])
+    by_node = {node: hardware for node, local_rank, hardware in rows if local_rank == 0}
+    return [NodeHardware.from_json(by_node[node]) for node in sorted(by_node)]
 
 
-def _own(context: RankContext) -> NodeHardware:
+def _hardware_here(context: RankContext) -> NodeHardware:
     on_gpu = context.device.type == "cuda"
     return NodeHardware(
         device=context.device.type,
@@ -112,9 +116,9 @@ def _own(context: RankContext) -> NodeHardware:
     )
 
 
-def changes(then: Sequence[NodeHardware], now: Sequence[NodeHardware]) -> list[str]:
-    """Describe each node whose instructions differ from those of the same node before: "on node 0 by …"."""
-    pairs = enumerate(zip(then, now, strict=False))  # another number of nodes is reported by the number of ranks
+def changes(before: Sequence[NodeHardware], now: Sequence[NodeHardware]) -> list[str]:
+    """Describe each node whose instructions have changed, such as "on node 0 by OLD, now it is NEW"."""
+    pairs = enumerate(zip(before, now, strict=False))  # another number of nodes shows in the number of ranks
     return [
         f"on node {number} by {old.instructions}, now it is {new.instructions}"
         for number, (old, new) in pairs

@@ -1,4 +1,5 @@
-"""This rank's device and backend, its process group with the others, and their collectives."""
+"""The process group: ``connect`` chooses this rank's device and backend and joins it, and ``RankContext`` has the
+collectives. The functions on NCCL's log at the end tell whether it uses InfiniBand."""
 
 from __future__ import annotations
 
@@ -29,11 +30,21 @@ from trainers.distributed.ranks import Ranks, read_ranks
 
 _POLL_S = 0.01
 _CHUNK_ELEMENTS = 1 << 20  # elements of one message to or from rank 0
+_TIMEOUT_S = 600.0  # of one collective, unless the cluster sets another; a peer that dies is noticed at once
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+_NETWORK = re.compile(r"NCCL INFO .*?Using network (\S+)")
+_SOCKETS = re.compile(r"NET/Socket : Using (.+)")
+_REASON = re.compile(r"NET/IB ?: (No device found|No IP interface found|Unable to [^\n]*)|NCCL WARN (.*ibv_[^\n]*)")
+_VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEMP_FILE": FLIGHT_DUMP}
+"""Variables of torch's flight recorder → start of the file name; torch appends the rank, and .pipe to the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """This rank, connected to the others. With one rank there is no process group, and collectives change nothing."""
+    """This rank, connected to the others. With one rank there is no process group, and collectives change nothing.
+
+    ``HEARTBEAT.collective()`` shows the node agent that this rank waits for others.
+    """
 
     ranks: Ranks
     device: torch.device
@@ -53,17 +64,19 @@ class RankContext:
         return tensor
 
     def read(self, tensor: Tensor) -> Any:
-        """Return a collective's result as ``Tensor.tolist``; the wait for a GPU's collective happens here."""
+        """Return a collective's result as Python numbers; on a GPU, this is where the rank waits for the collective."""
         if self.ranks.world_size == 1:
             return tensor.tolist()
         with HEARTBEAT.collective():
             return tensor.tolist()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        self._together(list(tensors), average=False)
+        """Replace the tensors by rank 0's, in place."""
+        self._broadcast_or_average(list(tensors), average=False)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        self._together([item for item in tensors if item.is_floating_point()], average=True)
+        """Replace the floating-point tensors by their mean over all ranks, in place."""
+        self._broadcast_or_average([item for item in tensors if item.is_floating_point()], average=True)
 
     def all_reduce_min(self, value: int) -> int:
         """Return the smallest of all ranks' values, on every rank."""
@@ -80,15 +93,16 @@ class RankContext:
         table = torch.empty(self.ranks.world_size, row.numel(), dtype=row.dtype) if self.is_rank_zero else None
         for start in range(0, row.numel(), _CHUNK_ELEMENTS):
             chunk = row[start : start + _CHUNK_ELEMENTS]
-            came = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.is_rank_zero else None
+            received = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.is_rank_zero else None
             with HEARTBEAT.collective():
-                dist.gather(chunk, came, dst=0)
-            if table is not None and came is not None:
-                table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
+                dist.gather(chunk, received, dst=0)
+            if table is not None and received is not None:
+                table[:, start : start + chunk.numel()] = torch.stack(received).cpu()
         return table
 
     def gather_bytes(self, data: bytes) -> list[bytes] | None:
         """Return the bytes of each rank, without trailing zeros, on rank 0; None elsewhere."""
+        # rows of equal length: the longest of all ranks, as −min(−length)
         row = torch.zeros(-self.all_reduce_min(-len(data)), dtype=torch.uint8)
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
         table = self.gather(row.to(self.device))
@@ -103,7 +117,7 @@ class RankContext:
         return table
 
     def share(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, on every rank; as JSON, because all_gather_object would unpickle code."""
+        """Return the values of all ranks, on every rank. They travel as JSON: all_gather_object would unpickle code."""
         data = bytearray(json.dumps(value).encode())
         sizes = self.all_gather(torch.tensor([len(data)], device=self.device)).flatten().tolist()
         row = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -124,7 +138,9 @@ class RankContext:
         return row
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until every rank has called this with ``what`` (each name once). No collective, so no timeout."""
+        """Wait until every rank has called this with ``what`` (a name that is used once). This is no collective, so it
+        has no timeout.
+        """
         if self.store is None:
             return
         self.store.set(f"paceline/{what}/{self.ranks.rank}", "")
@@ -149,8 +165,10 @@ class RankContext:
             dist.destroy_process_group()
 
     @torch.no_grad()
-    def _together(self, tensors: list[Tensor], *, average: bool) -> None:
-        """Average or broadcast tensors in batches: a network has many, and all at once need a second copy."""
+    def _broadcast_or_average(self, tensors: list[Tensor], *, average: bool) -> None:
+        """Broadcast or average tensors in batches: one by one would be slow, and all at once would need a second copy
+        of the network.
+        """
         if self.ranks.world_size == 1:
             return
         for members in _batches(tensors):
@@ -180,15 +198,6 @@ def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
                 batch = []
             batch.append(item)
         yield batch
-
-
-_TIMEOUT_S = 600.0  # of one collective, unless the cluster sets another; a peer that dies is noticed at once
-_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-_NETWORK = re.compile(r"NCCL INFO .*?Using network (\S+)")
-_SOCKETS = re.compile(r"NET/Socket : Using (.+)")
-_REASON = re.compile(r"NET/IB ?: (No device found|No IP interface found|Unable to [^\n]*)|NCCL WARN (.*ibv_[^\n]*)")
-_VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEMP_FILE": FLIGHT_DUMP}
-"""Variable → start of the file name; torch appends the rank, and .pipe to the first."""
 
 
 def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
@@ -253,7 +262,9 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
 
 
 def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch's flight recorder keep collectives and write them on request (pipe); a user's own settings are kept."""
+    """Set variables by which torch's flight recorder keeps the last collectives, and writes them to a file when the
+    agent asks through a pipe. Does nothing if the user has set such variables, or without torchrun.
+    """
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None or any(name in environment for name in (*_VARIABLES, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         return
@@ -262,23 +273,23 @@ def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_fallback(text: str) -> str | None:
-    """Describe that NCCL uses sockets, and why; None if it doesn't. ``text``: its log, with NET or INIT."""
+    """Describe that NCCL uses sockets, and why; None if it doesn't. ``text``: NCCL's log at level INFO."""
     networks = _NETWORK.findall(text)
     if not networks or networks[-1] != "Socket":
         return None
-    over = _SOCKETS.findall(text)
+    interfaces = _SOCKETS.findall(text)
     reason = _REASON.search(text)
-    where = f" ({over[-1].strip()})" if over else ""
+    where = f" ({interfaces[-1].strip()})" if interfaces else ""
     why = f": {reason[0].strip()}" if reason else ""
     return f"NCCL sends over sockets{where}{why}"
 
 
 def nccl_warning(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning if NCCL was given InfiniBand ports and uses sockets. Call it when the process group is up."""
-    ports, place = environment.get("NCCL_IB_HCA"), environment.get("NCCL_DEBUG_FILE")
-    if ports is None or place is None or environment.get("NCCL_IB_DISABLE") == "1":
+    """Return a warning if NCCL was given InfiniBand ports but uses sockets. Call it after NCCL's first collective."""
+    ports, log = environment.get("NCCL_IB_HCA"), environment.get("NCCL_DEBUG_FILE")
+    if ports is None or log is None or environment.get("NCCL_IB_DISABLE") == "1":
         return None
-    path = place.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
+    path = log.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
     text = ""
     with suppress(OSError):
         text = Path(path).read_text(encoding="utf-8", errors="replace")

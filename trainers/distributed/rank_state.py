@@ -1,6 +1,7 @@
-"""Floating-point state that differs between ranks: batch statistics between evaluations.
+"""State that differs between ranks: the batch statistics of batch normalisation, which evaluations make equal.
 
-A checkpoint keeps that of every rank (with trainer.shards of every part), so that writing one changes nothing.
+A checkpoint keeps a row of statistics for every rank (with trainer.shards, for every part), so that a resumed run has
+the same ones. The functions below turn statistics into rows and back, and rows into those of another number of ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from trainers.distributed.process_group import RankContext
 def pairwise_sum(rows: Tensor) -> Tensor:
     """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``.
 
-    ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)): a rank holds 1, 2, 4, … neighbouring parts of a global batch,
-    that is a whole branch. It sums its branch alone, and the ranks' sums are added in the same tree. Floating-point
-    addition is commutative but not associative, so the tree alone determines the bits, on any number of ranks.
+    ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)): the parts of a rank (1, 2, 4, … neighbours) are a whole branch.
+    Each rank sums its branch, and the ranks' sums are added in the same tree. Floating-point addition is commutative
+    but not associative, so only the tree determines the bits, and they are the same on any number of ranks.
     """
     while len(rows) > 1:
         pairs = rows.view(len(rows) // 2, 2, *rows.shape[1:])
@@ -33,17 +34,20 @@ def statistics(model: nn.Module) -> list[Tensor]:
 
 
 class PartBuffers:
-    """One copy of a model's buffers for each of several parts of a rank; the model holds the current one's."""
+    """A copy of a model's buffers for each part of this rank, if it has several. The model itself has one set of
+    buffers, into which those of the part that is being computed are copied.
+    """
 
     def __init__(self, model: nn.Module, parts: int) -> None:
         self._model = model
-        self._held = list(model.buffers())
-        self._copies = [[item.clone() for item in self._held] for _ in range(parts)] if parts > 1 else []
+        self._current = list(model.buffers())
+        self._copies = [[item.clone() for item in self._current] for _ in range(parts)] if parts > 1 else []
 
     @torch.no_grad()
     def reset(self) -> None:
+        """Set the copy of each part to the model's buffers."""
         for copies in self._copies:
-            _copy(copies, self._held)
+            _copy(copies, self._current)
 
     @contextmanager
     def of(self, number: int) -> Iterator[None]:
@@ -52,10 +56,10 @@ class PartBuffers:
             yield
             return
         with torch.no_grad():
-            _copy(self._held, self._copies[number])
+            _copy(self._current, self._copies[number])
         yield
         with torch.no_grad():
-            _copy(self._copies[number], self._held)
+            _copy(self._copies[number], self._current)
 
     def statistics(self) -> list[Tensor]:
         """Return the floating-point buffers of all parts of this rank, part by part in the model's order."""
@@ -94,17 +98,17 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
 
 
 def spread(table: Tensor, world_size: int) -> Tensor:
-    """Convert rows [ranks, n] to ``world_size`` rows: their mean, as in an evaluation, if the number differs."""
+    """Return ``world_size`` rows for a table [ranks, n]: its own, or if the numbers differ, its mean for every rank."""
     if table.shape[0] == world_size:
         return table
     return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()
 
 
 def rows_of_ranks(table: Tensor, world_size: int) -> Tensor:
-    """Regroup rows of parts [parts, n] to rows of ranks [world_size, parts ÷ world_size × n]: neighbouring parts."""
+    """Join the rows of neighbouring parts [parts, n] to rows of ranks [world_size, parts ÷ world_size × n]."""
     return table.reshape(world_size, table.numel() // world_size)
 
 
 def rows_of_parts(table: Tensor, parts: int) -> Tensor:
-    """Regroup rows of ranks to rows of parts [parts, n]."""
+    """Divide rows of ranks into rows of parts [parts, n]."""
     return table.reshape(parts, table.numel() // parts)

@@ -1,6 +1,8 @@
-"""The identity of this process: its rank, and its attempt of the run. Imports no torch; no other module reads RANK.
+"""The identity of this process: its rank, and its attempt to finish the run. Imports no torch; no other module reads
+torchrun's variables of ranks.
 
-A rank may outlive its controller, agent and torchrun, and then must not write into a later attempt's folder.
+A rank may outlive its controller, agent and torchrun. It must not write into the run folder of a later attempt then;
+``Attempt.check`` prevents it.
 """
 
 from __future__ import annotations
@@ -46,25 +48,27 @@ def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """``id`` is torchrun's run id ('' without one); ``known`` holds all valid ids (None: the folder has no list)."""
+    """This process's attempt. ``id``: torchrun's run id ('' without torchrun); ``valid_ids``: of all attempts of the
+    run (None: the run folder has no list of them).
+    """
 
     run_dir: Path
     id: str
-    known: frozenset[str] | None
+    valid_ids: frozenset[str] | None
 
     def refuse(self, other: object) -> None:
-        """Raise ValueError if files that attempt ``other`` wrote must not be used."""
-        if self.known is not None and other not in self.known:
+        """Raise ValueError if the attempt ``other``, which wrote a file, is none of this run's."""
+        if self.valid_ids is not None and other not in self.valid_ids:
             raise ValueError(
                 f"it was written by attempt {other or '?'}, which {run_folder.ATTEMPT_IDS} doesn't name as one of this "
                 "run's"
             )
 
     def check(self) -> None:
-        """Raise TrainerError if the folder was removed or belongs to another attempt by now."""
+        """Raise TrainerError if the folder was removed, or belongs to a later attempt by now."""
         if not self.run_dir.is_dir():
             raise TrainerError(f"the run folder {self.run_dir} was removed while the run was going on")
-        if self.known is None or not self.id:
+        if self.valid_ids is None or not self.id:
             return
         ids = _read(self.run_dir)
         if not ids or ids[-1] != self.id:
@@ -77,12 +81,12 @@ class Attempt:
 def read_attempt(run_dir: Path) -> Attempt:
     """Return this process's attempt, from torchrun's environment and the run folder."""
     ids = _read(run_dir)
-    known = None if ids is None else frozenset(ids)
-    return Attempt(run_dir=run_dir, id=os.environ.get("TORCHELASTIC_RUN_ID", ""), known=known)
+    valid_ids = None if ids is None else frozenset(ids)
+    return Attempt(run_dir=run_dir, id=os.environ.get("TORCHELASTIC_RUN_ID", ""), valid_ids=valid_ids)
 
 
 def _read(run_dir: Path) -> list[str] | None:
-    """Return the attempt ids of a run folder: None if the file is missing, [] if it is damaged."""
+    """Return the ids of all attempts of a run, oldest first: None if their file is missing, [] if it is damaged."""
     try:
         ids = json.loads((run_dir / run_folder.ATTEMPT_IDS).read_text(encoding="utf-8"))["attempts"]
         return [str(item) for item in ids]

@@ -1,7 +1,8 @@
-"""SIGTERM handling: all ranks end after the same step, though the signal may reach only some of them.
+"""The handling of SIGTERM: all ranks end after the same step, though the signal may reach only some of them.
 
-A thread receives it at once, even while the main thread waits in a collective, stops further steps and publishes in the
-store how many this rank has begun. All ranks end after the largest number: the others need their gradients.
+A thread receives the signal at once, even while the main thread waits in a collective. It stops further steps, and
+publishes in the rendezvous store how many steps this rank has begun. All ranks end after the largest of these numbers,
+because a step that one rank has begun needs the gradients of all.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class Termination:
     def __init__(self, context: RankContext, finished: int) -> None:
         """``finished``: steps of the run so far."""
         self._store, self._ranks = context.store, context.ranks
-        self._changed = threading.Condition()
-        self._begun = finished
-        self._requested, self._last = False, -1  # -1: not agreed on yet
-        self._ending = False
+        self._changed = threading.Condition()  # guards the next two lines
+        self._begun = finished  # steps that this rank has begun
+        self._requested, self._last = False, -1  # some rank got SIGTERM; the step to end after (-1: not agreed on yet)
+        self._ending = False  # the context is left
 
     def __enter__(self) -> Termination:
+        # Python writes the number of each signal into this pipe, which wakes the thread
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._before = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(self._pipe[1])
@@ -64,10 +66,12 @@ class Termination:
             return True
 
     def end(self) -> None:
+        """End this process by SIGTERM, as without the handler."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
     def _listen(self) -> None:
+        """Wait for a signal here, and with other ranks look regularly whether one of them got it."""
         while not self._ending:
             ready, _, _ = select.select([self._pipe[0]], [], [], None if self._store is None else _LOOK_S)
             signalled = bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
@@ -83,6 +87,7 @@ class Termination:
             return False
 
     def _agree(self) -> None:
+        """Stop further steps, agree with the other ranks on the last step, and let the main thread run up to it."""
         with self._changed:
             self._requested, begun = True, self._begun
         last = begun if self._store is None else self._largest(self._store, begun)
