@@ -248,6 +248,8 @@ def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: S
     assert re.match(r"Slurm would take such a job: Job \d+ to start at .* in partition debug", check.seen)
     with pytest.raises(HostError, match="Slurm refused the job: invalid partition"):
         preflight.examine(settings(bench, partition="nowhere").cluster)
+    (check,) = preflight.examine(settings(bench, partition="debug", time_limit="2:00:00").cluster).checks
+    assert "cluster.time_limit=2:00:00 is more than the 01:00:00 of partition debug" in check.seen
     assert slurm.jobs() == []
     (partition,) = re.findall(r"in partition (\S+)", check.seen)
     slurm.run("scontrol", "update", f"partitionname={partition}", "state=down")

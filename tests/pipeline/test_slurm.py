@@ -24,6 +24,7 @@ from pipeline.cluster.launchers.slurm import SlurmScheduler
 from pipeline.cluster.launchers.slurm_job import (
     Queue,
     ShownJob,
+    duration_s,
     job_id,
     means,
     options_of,
@@ -332,3 +333,11 @@ def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
         answers.set()
         follower.close()
     assert heard == [LogLine(host=node.host, rank=0, text="a step"), NodeLost(host=node.host, reason="was taken away")]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60", 3600), ("1:30", 90), ("1:00:00", 3600), ("2-03", 183_600), ("2-03:04:05", 183_845), ("UNLIMITED", None)],
+)
+def test_slurms_times_are_minutes_unless_they_say_otherwise(text: str, seconds: int | None) -> None:
+    assert duration_s(text) == seconds

@@ -144,7 +144,7 @@ class Queue:
         return job_id(done.stdout)  # a job that isn't in the queue any more
 
     def rehearse(self, script: str) -> str:
-        """Return when and where Slurm would start such a job, in its own words.
+        """Return when and where Slurm would start such a job, in its own words, with a warning of its time limit.
 
         Raises HostError: Slurm refuses the job, or its partition starts none.
         """
@@ -161,6 +161,7 @@ class Queue:
                     hint=f"scontrol update partitionname={named[1]} state=up (an administrator's); or "
                     "cluster.partition=<one that sinfo -s shows as up>",
                 )
+            text += _above_limit(options_of(script), named[1], partition)
         return text
 
     def mine(self, name: str) -> list[tuple[str, str]]:
@@ -341,6 +342,36 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
         reason=now.reason,
         reason_since=since,
     )
+
+
+def _above_limit(options: Sequence[str], partition: str, shown: str) -> str:
+    """Return a warning if a job asks for more time than its partition has; ``shown`` is what scontrol says of it.
+
+    sbatch takes such a job all the same where slurm.conf has EnforcePartLimits=NO, and a QOS may allow more.
+    """
+    wanted = next((word.partition("=")[2] for word in options if word.startswith("--time=")), "")
+    most = re.search(r"\bMaxTime=(\S+)", shown)
+    wanted_s, most_s = duration_s(wanted), duration_s(most[1] if most else "")
+    if most is None or wanted_s is None or most_s is None or wanted_s <= most_s:
+        return ""
+    return (
+        f" (but cluster.time_limit={wanted} is more than the {most[1]} of partition {partition}: the job would wait "
+        f"for ever unless its qos allows that; cluster.time_limit={most[1]})"
+    )
+
+
+def duration_s(text: str) -> int | None:
+    """Return the seconds of a time as Slurm writes it (``days-hours:minutes:seconds`` and its short forms, by the
+    manual page of sbatch); None for anything else, such as UNLIMITED."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]):
+        return None
+    if dash or len(parts) == 3:  # the first part is hours
+        hours, minutes, seconds = (int(part) for part in (*parts, "0", "0")[:3])
+    else:
+        hours, (minutes, seconds) = 0, (int(part) for part in (*parts, "0")[:2])
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
