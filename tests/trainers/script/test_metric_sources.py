@@ -53,6 +53,13 @@ def test_json_lines_with_a_step_are_metrics_and_half_a_line_waits(tmp_path: Path
     assert list(source.notes) == ["logs/new.jsonl: a line of it is no JSON and was left out"]
 
 
+def test_json_lines_may_have_an_epoch_instead_of_a_step_and_objects_within(tmp_path: Path) -> None:
+    source = JsonLines(WatchedFiles(tmp_path))
+    lines = [{"Epoch": 2, "train": {"loss": 3, "name": "a"}, "val": {"loss": 4}}, {"global_step": 7, "acc": 0.5}]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert _told(_looked(source, last=True)) == [(2, 2, {"train/loss": 3, "val/loss": 4}), (7, None, {"acc": 0.5})]
+
+
 def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
     source = JsonLines(WatchedFiles(tmp_path))
     for name in ("train", "val"):

@@ -37,7 +37,7 @@ class _MetricNames:
 
 
 class JsonLines:
-    """``*.jsonl``: objects with ``step``, whose numbers are metrics."""
+    """``*.jsonl``: objects with a step or an epoch, whose other numbers are metrics."""
 
     def __init__(self, files: WatchedFiles) -> None:
         """Skips the lines that earlier attempts left."""
@@ -126,29 +126,32 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
-    numbers = {
-        name.strip(): number
-        for name, text in cells.items()
-        if name.strip() and (number := _number_in(text)) is not None
-    }
-    titles = {name.lower(): name for name in numbers}  # also Epoch, Step
-    epoch = _whole(numbers.pop(titles.get("epoch", ""), None))
-    steps = [numbers.pop(titles[name]) for name in _STEPS if name in titles]
-    step = _whole(steps[0]) if steps else epoch
-    if step is None or not numbers:
-        return None
-    return Row(time_s=time.time(), step=step, epoch=epoch, metrics=numbers)
+    return _row({name.strip(): number for name, text in cells.items() if (number := _number_in(text)) is not None})
 
 
 def row_of(value: Any) -> Row | None:
-    """Return the row of an object with ``step``; None for anything else, or without a number."""
-    if not isinstance(value, dict) or (step := _whole(value.get("step"))) is None:
+    """Return the row of a JSON object, as of a CSV row. In an object within it, ``{"val": {"loss": 1}}``, is
+    ``val/loss``; None for anything else.
+    """
+    if not isinstance(value, dict):
         return None
-    epoch = _whole(value.get("epoch"))
-    besides = {"step"} if epoch is None else {"step", "epoch"}
-    named = {name: item for name, item in value.items() if name.strip() and name not in besides}
-    metrics = {name: _number(item) for name, item in named.items() if _is_number(item)}
-    return Row(time_s=time.time(), step=step, epoch=epoch, metrics=metrics) if metrics else None
+    fields = {name: item for name, item in value.items() if not isinstance(item, dict)}
+    for outer, inner in value.items():
+        if isinstance(inner, dict):
+            fields |= {f"{outer}/{name}": item for name, item in inner.items()}
+    return _row({name: _number(item) for name, item in fields.items() if _is_number(item)})
+
+
+def _row(numbers: Mapping[str, float]) -> Row | None:
+    """Return the row of a line's numbers; None if it has no metric, or neither a whole step nor a whole epoch."""
+    metrics = {name: number for name, number in numbers.items() if name.strip()}
+    names = {name.lower(): name for name in metrics}  # also Epoch, Step
+    epoch = _whole(metrics.get(names.get("epoch", "")))
+    if epoch is not None:  # a fraction, as transformers logs it, is a metric like others
+        del metrics[names["epoch"]]
+    steps = [metrics.pop(names[name]) for name in _STEPS if name in names]
+    step = _whole(steps[0]) if steps else epoch
+    return None if step is None or not metrics else Row(time_s=time.time(), step=step, epoch=epoch, metrics=metrics)
 
 
 def _is_number(value: object) -> bool:
