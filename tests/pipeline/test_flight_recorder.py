@@ -46,9 +46,9 @@ def test_the_first_collective_that_has_not_ended_is_told_with_its_place(tmp_path
     path = tmp_path / "dump"
     path.write_bytes(dump(3, 1, entry(2, is_p2p=True, profiling_name="nccl:send"), entry(1), entry(2), entry(3)))
     at = "/run/code/net.py:41 in forward"
-    assert now(path) == (Collectives(group="0", given=3, ended=1, next="all_reduce of 10×100 Float", at=at),)
+    assert now(path) == (Collectives(group="0", enqueued=3, completed=1, next="all_reduce of 10×100 Float", at=at),)
     path.write_bytes(dump(2, 2, entry(1), entry(2)))
-    assert now(path) == (Collectives(group="0", given=2, ended=2),)
+    assert now(path) == (Collectives(group="0", enqueued=2, completed=2),)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
         place = examination.request_dump(str(tmp_path), 5)
     (row,) = examination.read_dump(place, until=time.monotonic() + 30)
     rank.join()
-    assert (row.given, row.ended) == (3, 2)
+    assert (row.enqueued, row.completed) == (3, 2)
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])

@@ -33,8 +33,8 @@ def to(number: int, again: int = 0) -> tuple[Socket, ...]:
 def nccl(given: int, ended: int = 15, name: str = "all_reduce of 1000 Float") -> tuple[Collectives, ...]:
     """A rank's record; by its own word a rank on a GPU is at anything while its GPU waits."""
     here = "/run/code/trainers/net.py:12 in forward"
-    row = Collectives(group="0", given=given, ended=ended, next=name if ended < given else "", at=here)
-    return (Collectives(group="1", given=3, ended=3), row)
+    row = Collectives(group="0", enqueued=given, completed=ended, next=name if ended < given else "", at=here)
+    return (Collectives(group="1", enqueued=3, completed=3), row)
 
 
 CODE = "/runs/0123456789ab/work/node0/above/above/code"

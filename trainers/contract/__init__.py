@@ -1,1 +1,4 @@
-"""The contract of controller, ranks and agents: names of files and variables, and records. Python 3.9 alone."""
+"""What the controller, the node agents and the ranks agree on: names of files and variables, and records in JSON.
+
+The standard library of Python 3.9 is enough: these modules travel to hosts together with the agent.
+"""

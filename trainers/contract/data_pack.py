@@ -1,4 +1,8 @@
-"""The files of a data pack, and manifest.json: `doit fetch` writes it, hosts receive it, ranks check it."""
+"""The manifest of a data pack, and the names of its files.
+
+A data pack is a data set as hosts read it: arrays or encoded images, and manifest.json, which describes them. `doit
+fetch` writes it, hosts receive it, and ranks check it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ IMAGES = "images.bin"
 LABELS = "labels.bin"
 PLACES = "places.bin"
 NAMES = "names.json"
-_OF_ENCODED = ("encoding", "files")
+_OF_ENCODED = ("encoding", "files")  # fields that only a pack of encoded images has
 
 
 class Manifest(NamedTuple):
@@ -67,7 +71,7 @@ class Manifest(NamedTuple):
 
 
 def parse(content: dict[str, Any]) -> Manifest:
-    """Read the content of manifest.json. Raises ValueError: it was altered; KeyError, TypeError: other fields."""
+    """Read the content of manifest.json. Raises ValueError: it was altered; KeyError, TypeError: a field is wrong."""
     if content["digest"] != digest_of(content):
         raise ValueError("its digest does not match its content")
     splits = {name: (begin, end) for name, (begin, end) in content["splits"].items()}

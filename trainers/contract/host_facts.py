@@ -1,4 +1,7 @@
-"""The facts of a host that its agent's probe finds, for the launch and preflight's checks; None: it can't be read."""
+"""The facts of a host: what the node agent's probe reports before a launch, and what the checks of hosts judge.
+
+A fact that can't be read there is None.
+"""
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
 # ruff: noqa: UP045
@@ -6,11 +9,11 @@ from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
 OLDEST_PYTHON = (3, 11)
-"""Of a host, for trainers/."""
+"""The oldest Python of a host that can run trainers/ (the agent itself needs only 3.9)."""
 
 
 class Limit(NamedTuple):
-    """A limit of processes of the login; None: no limit."""
+    """A resource limit (``ulimit``) of the login's processes; None: no limit."""
 
     soft: Optional[int]
     hard: Optional[int]
@@ -28,14 +31,14 @@ class ControlGroup(NamedTuple):
 
     cpus: Optional[float] = None
     memory_bytes: Optional[int] = None
-    memory_used_bytes: Optional[int] = None  # of these memory_bytes; without cached files
+    memory_used_bytes: Optional[int] = None  # of memory_bytes, without cached files
 
 
 class OwnName(NamedTuple):
     """How programs on the host resolve its own name."""
 
-    addresses: tuple[str, ...] = ()  # none: it doesn't resolve
-    slow_s: Optional[float] = None  # it wasn't resolved within this time
+    addresses: tuple[str, ...] = ()  # empty: the name doesn't resolve
+    slow_s: Optional[float] = None  # the name wasn't resolved within this time
 
 
 class NetworkLink(NamedTuple):
@@ -93,7 +96,7 @@ class HeldClaim(NamedTuple):
 
     resources: tuple[str, ...]  # gpu:0, gpu:1, …, or cpu
     attempt_prefix: str  # of the ids of all attempts of the run folder
-    group: str  # equal for runs of one controller, which don't refuse each other
+    group: str  # equal for all runs of one controller, which may share devices
     title: str  # of the run: run 5a0c12ab34cd (resnet18)
     since: float  # unix seconds
     user: str
@@ -101,7 +104,7 @@ class HeldClaim(NamedTuple):
 
 
 class LeftFolder(NamedTuple):
-    """The folder that an attempt left on the host and that no process there uses."""
+    """A folder that an attempt left on the host, and that no process there uses any more."""
 
     name: str  # RUN ID/node0
     idle_s: float  # since its last write or its controller's last heartbeat
@@ -114,12 +117,12 @@ class LeftFolder(NamedTuple):
 
 
 class ProbeTimes(NamedTuple):
-    """Unix seconds of a probe, to compare clocks: by the host's clock, and by the controller's (None: not recorded)."""
+    """Unix seconds of a probe by the clocks of host and controller, to compare them; None: not recorded."""
 
     host_began: float
     host_ended: float
-    controller_asked: Optional[float] = None
-    controller_answered: Optional[float] = None
+    controller_asked: Optional[float] = None  # when the controller sent the request
+    controller_answered: Optional[float] = None  # when the controller had the answer
 
 
 class HostFacts(NamedTuple):
@@ -131,7 +134,7 @@ class HostFacts(NamedTuple):
     address: str  # where other hosts reach it
     home: str
 
-    # software: of the login's interpreter, or of the container image
+    # software of the login's interpreter, or of the container image
     python: str  # path of the interpreter
     python_version: str
     torch_version: Optional[str] = None
@@ -154,8 +157,8 @@ class HostFacts(NamedTuple):
     limits: Optional[Limits] = None
 
     # network
-    interface: Optional[str] = None  # with ``address``
-    ssh_address: Optional[str] = None  # where ssh reached it
+    interface: Optional[str] = None  # the network interface that has ``address``
+    ssh_address: Optional[str] = None  # where ssh reached the host
     interfaces: Mapping[str, str] = {}  # address → interface
     links: Mapping[str, NetworkLink] = {}  # by interface
     infiniband: tuple[InfinibandPort, ...] = ()

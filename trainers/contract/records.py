@@ -1,4 +1,7 @@
-"""Records (named tuples) as JSON: the annotation of each field says how its value is read and checked."""
+"""Records (named tuples) to JSON and back. Reading checks each value against the annotation of its field.
+
+Controller and agents exchange all structured values in this form: requests, facts of hosts, heartbeats.
+"""
 
 from typing import Any, TypeVar
 
@@ -39,18 +42,20 @@ def from_json(kind: "type[Record]", value: Any, path: str = "") -> Record:
 
 
 def _read(annotation: Any, value: Any, path: str) -> Any:
+    """Convert a JSON value to the type of its annotation. ``path``: of the field, for the error."""
     items: tuple[Any, ...] = getattr(annotation, "__args__", ())
-    if type(None) in items:
+    if type(None) in items:  # Optional[X]
         return None if value is None else _read(items[0], value, path)
-    if hasattr(annotation, "_fields"):
+    if hasattr(annotation, "_fields"):  # a record
         return from_json(annotation, value, path)
     if items and issubclass(annotation.__origin__, tuple):
         _check(value, list, path)
+        # tuple[X, ...] has any length, tuple[X, Y] one value for each type
         kinds = [items[0]] * len(value) if items[-1] is Ellipsis else items
         if len(kinds) != len(value):
             raise FieldError(path, value, f"list of {len(kinds)}")
         return tuple(_read(kinds[number], item, f"{path}.{number}") for number, item in enumerate(value))
-    if items:
+    if items:  # dict[str, X]
         _check(value, dict, path)
         return {name: _read(items[1], item, f"{path}.{name}") for name, item in value.items()}
     if annotation is Any:
@@ -60,7 +65,7 @@ def _read(annotation: Any, value: Any, path: str) -> Any:
 
 
 def _check(value: Any, kind: type, path: str) -> None:
-    """Raise FieldError if the value isn't of this kind; JSON has whole numbers in place of floats."""
-    kinds = {float: (float, int), list: (list, tuple)}.get(kind, (kind,))
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+    """Raise FieldError if the value isn't of this kind."""
+    kinds = {float: (float, int), list: (list, tuple)}.get(kind, (kind,))  # JSON may write 2.0 as 2
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):  # bool is a subclass of int
         raise FieldError(path, value, "object" if kind is dict else kind.__name__)

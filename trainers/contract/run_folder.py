@@ -1,4 +1,4 @@
-"""Names of the files and folders in a run folder, ``runs/<key>/``. Docs: reproducibility.md, "The run folder"."""
+"""Names of the files and folders in a run folder, ``runs/<key>/``. docs/run-folder.md describes their content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METRICS = "metrics.jsonl"
 DIGESTS = "digests.jsonl"  # of the state at every trainer.digests steps, of all ranks
 OPERATORS = "operators-rank{rank}.jsonl"  # of a replay by `doit diff`: what each operator gave
 CHECKPOINTS = "checkpoints"
-SUMMARY = "summary.json"  # written last by rank 0: figures of the whole run
+SUMMARY = "summary.json"  # figures of the whole run, written last
 DEPENDENCIES = "dependencies.json"  # files that the ranks have read, and modules that they have imported
 
 # A training by the classifier.
@@ -38,17 +38,17 @@ CONFUSION_MATRIX = "evaluation/confusion_matrix.png"
 INITIAL_WEIGHTS = "init.pt"  # of a run that continues from other weights
 INITIAL_WEIGHTS_NOTES = "init.json"  # their origin
 
-# A script.
+# A script of one's own, which runs in a copy of the project.
 OUTPUTS = "outputs"  # results besides checkpoints
 OUTPUT_DIGESTS = "outputs.json"  # file → sha256
-WORK = "work"  # working directories, of each host in node0, node1, …
-ABOVE = "above"  # in work/nodeN: a script's copy of the project, and files that it wrote above that
+WORK = "work"  # working directories, one for each node: node0, node1, …
+ABOVE = "above"  # in work/nodeN: the copy, and what the script wrote into folders above its copy
 WORK_COPY = "above/above/code"  # in work/nodeN: the copy, so deep that ../x and ../../x stay in work/nodeN
-GIVEN = "given.json"  # in work/nodeN: files that were laid out before the script began
+GIVEN = "given.json"  # in work/nodeN: sizes and times of the files that were there before the script began
 LOGGED = "logged.jsonl"  # in work/node0: rows of paceline.log; metrics.jsonl has all of them at a good end
 EARLIER = "earlier.json"  # in work/node0: files of metrics before the attempt, with their sizes
 PRINTED = "printed.jsonl"  # in work/node0: lines with metrics that earlier attempts printed
-CARRIED = "carried"  # files that a host saved in an earlier attempt, when they are sent there
+CARRIED = "carried"  # files that one host saved in an earlier attempt and gets back for this one
 NODES = "nodes"  # results of hosts other than the first, by node rank
 
 # Logs.
@@ -60,7 +60,7 @@ PRUNED = "pruned.json"  # rank 0 has ended it
 STOP = "stop"  # `doit stop` has ended the run: nothing is started again
 ATTEMPT_IDS = "attempts.json"  # ids of all attempts, the newest last: a rank of an older one stops writing
 
-# Answers of diagnostics, next to the files of a run.
+# Results of diagnostics (`doit measure`, `doit profile`, …), in a run folder of their own.
 HOST_SPEED = "host_speed.json"
 PROFILE = "profile.json"
 THROUGHPUT = "measure.json"

@@ -1,4 +1,7 @@
-"""Seal JSON objects: the last field, ``sha256``, is a digest of all text before it. It shows damage, not forgery."""
+"""Digests in JSON files. In sealed JSON the last field, ``sha256``, is the digest of all text before it.
+
+A digest shows that a file is damaged. It doesn't protect against forgery.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def sealed_text(value: Mapping[str, Any], *, allow_nan: bool = False) -> str:
 
 
 def digest_of(fields: Mapping[str, Any]) -> str:
-    """Return the sha256 of the canonical JSON of all fields but ``digest``, for objects that hold it in that field."""
+    """Return the value for an object's field ``digest``: the sha256 of the canonical JSON of all other fields."""
     others = {name: value for name, value in fields.items() if name != "digest"}
     canonical = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -12,12 +12,13 @@ OPERATORS = "PACELINE_OPERATORS"  # FIRST-LAST: record each operator of these st
 
 # Set by the agent.
 NODE = "PACELINE_NODE"  # RUN_ID:NODE_RANK, the mark by which a node's processes are ended
-RESERVE = "PACELINE_RESERVE"  # a file that is removed on a full disk, to make room for a last message
-RANKS = "PACELINE_RANKS"  # name of the warm parent that this process is, or is a fork of
+RESERVE = "PACELINE_RESERVE"  # a file that a rank removes on a full disk, to make room for its last message
+RANKS = "PACELINE_RANKS"  # name of the warm parent (a process that has imported torch) of which ranks are forks
 
-MARK_FILE = "paceline-node="  # name of a memory file that forks of a warm parent hold, followed by the mark
+# Linux shows a fork with its parent's environment, without the mark. So forks hold a memory file with the mark as name.
+MARK_FILE = "paceline-node="
 
-# Set for a script; paceline.py repeats them, because it is used without this package.
+# Set for a script. paceline.py repeats these names, because scripts import it without this package.
 LOG = "PACELINE_LOG"  # where paceline.log writes
 RUN_DIR = "PACELINE_RUN_DIR"
 OUTPUTS = "PACELINE_OUTPUTS"  # the folder for results

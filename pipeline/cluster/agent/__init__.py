@@ -1,1 +1,4 @@
-"""The node agent, which a launcher runs on a host: standard library only, Python 3.9 or newer."""
+"""The node agent: the code that a launcher sends to a host and runs there, to probe the host, start ranks, follow them.
+
+Standard library only, Python 3.9 or newer. The agent is never installed.
+"""

@@ -1,6 +1,6 @@
-"""The first code of the agent on a host: imports its modules from the text that was sent, and runs ``main``.
+"""The first code of the node agent on a host: makes the agent's other modules importable, and runs ``main``.
 
-launchers/transport/payload.py sends it.
+launchers/transport/payload.py sends this module, and then the others as one JSON object of texts. No file is written.
 """
 
 import json
@@ -17,10 +17,10 @@ PACKAGES = (PACKAGE, PACKAGE + ".files", PACKAGE + ".host", PACKAGE + ".running"
 
 
 class SourceFinder:
-    """Imports modules from texts, by full name; tracebacks show their lines, as linecache calls ``get_source``."""
+    """Finds and loads modules from their texts, for ``sys.meta_path``."""
 
     def __init__(self, texts: "dict[str, str]") -> None:
-        self.texts = texts
+        self.texts = texts  # full name of a module → its source
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if fullname not in self.texts:
@@ -34,18 +34,19 @@ class SourceFinder:
         name = module.__name__
         exec(compile(self.texts[name], path_of(name), "exec"), module.__dict__)
 
-    def get_source(self, fullname: str) -> str:
+    def get_source(self, fullname: str) -> str:  # linecache calls it, so tracebacks show source lines
         return self.texts[fullname]
 
 
 def path_of(fullname: str) -> str:
+    """Return the module's path in Paceline's repository, which tracebacks show."""
     folders = fullname.replace(PACKAGE, "pipeline.cluster.agent").replace(".", "/")
     return folders + ("/__init__.py" if fullname in PACKAGES else ".py")
 
 
 def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
-    """Print an uncaught error with source lines, which Python before 3.13 reads from files alone."""
-    import traceback  # every start of an agent loads this module
+    """Print an uncaught error with source lines. Python before 3.13 itself would look for them in files only."""
+    import traceback  # lazily, as every start of an agent loads this module
 
     traceback.print_exception(kind, error, trace)
 
@@ -54,7 +55,8 @@ def run(modules: bytes) -> None:
     """Answer the request that follows on stdin; never returns. ``modules``: JSON, full module name → text."""
     sys.meta_path.insert(0, SourceFinder(json.loads(modules)))
     sys.excepthook = show
-    for name in ("bz2", "lzma"):  # shutil would load their libraries, for archives that nothing here makes
+    # shutil imports these two, which takes time, for archives that the agent doesn't use
+    for name in ("bz2", "lzma"):
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     main = import_module(PACKAGE + ".main").main
     code = main()
@@ -62,4 +64,4 @@ def run(modules: bytes) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # without waiting for threads
+        os._exit(code)  # an ordinary exit would wait for threads

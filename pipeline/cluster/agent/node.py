@@ -1,4 +1,8 @@
-"""What this node is and has: its identity, address and environment, its part of a plan, what a script last wrote."""
+"""What the agent knows of the node that it runs on: address, identity, environment, and the node's part of a request.
+
+The identity is a text (host name, ssh server, user) that is equal for all names by which a controller reaches a node.
+A request lists all nodes, and each agent finds the one with its own identity.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from trainers.contract import run_folder
 
 from .requests import Access, NodeStart
 
-PEERS = 3  # nodes that an isolated node tries to reach; each takes a second if it doesn't answer
+PEERS = 3  # how many other nodes a cut-off node tries to reach; each takes a second if it doesn't answer
 SETTLED_S = 2.0  # a script's checkpoint counts as complete if nothing was written to it for this time
 RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
 """What ranks print, in a node's state folder: a file for each stream."""
@@ -23,10 +27,10 @@ RANK_OUTPUTS = "ranks/*/attempt_*/*/std*.log"
 
 def server_address(access: Access) -> tuple[str, int]:
     """Return address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
-    parts = os.environ.get("SSH_CONNECTION", "").split()
+    parts = os.environ.get("SSH_CONNECTION", "").split()  # client address, client port, server address, server port
     if access.is_local or len(parts) != 4:
         return "127.0.0.1", 0
-    return parts[2].partition("%")[0], int(parts[3])
+    return parts[2].partition("%")[0], int(parts[3])  # without the scope of an IPv6 address
 
 
 def address_and_port(access: Access) -> tuple[str, int]:
@@ -36,7 +40,7 @@ def address_and_port(access: Access) -> tuple[str, int]:
 
 
 def address_towards(names: Sequence[str]) -> str | None:
-    """Return the address by which this node reaches another one of ``names``; None if no name leads to another node."""
+    """Return this node's own address towards the other ones of ``names``; None if no name leads to another node."""
     for name in names:
         with contextlib.suppress(OSError):
             own, other = route_to(name)
@@ -46,10 +50,10 @@ def address_towards(names: Sequence[str]) -> str | None:
 
 
 def route_to(name: str) -> tuple[str, str]:
-    """Return the address by which this node reaches the host ``name``, and that host's address. Raises OSError."""
+    """Return this node's own address towards the host ``name``, and the address of that host. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe_socket:
-        probe_socket.connect(address)  # sends nothing
+        probe_socket.connect(address)  # for UDP this only chooses the route: no packet is sent
         return str(probe_socket.getsockname()[0]), str(address[0])
 
 
@@ -70,6 +74,7 @@ def machine() -> str | None:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts.append(file.read().strip())
+        # containers of one computer share its boot id, but have namespaces of their own
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
     except OSError:
         return None
@@ -93,7 +98,7 @@ def read_text(path: str) -> str:
 
 def control_groups(own: str = "/proc/self/cgroup") -> dict[str, str]:
     """Return controller ('' in version 2) → the path of this process's control group below that hierarchy."""
-    rows = [line.split(":", 2) for line in read_text(own).splitlines()]
+    rows = [line.split(":", 2) for line in read_text(own).splitlines()]  # number, names of controllers, path
     return {name: path for _, names, path in rows for name in names.split(",")}
 
 
@@ -105,7 +110,7 @@ def user_name(uid: int) -> str:
 
 
 def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int]]:
-    """Return ssh address and port of the next ``PEERS`` nodes in rank order."""
+    """Return ssh address and port of the next ``PEERS`` nodes in rank order; without nodes that have no ssh server."""
     number = [other.identity for other in nodes].index(node.identity)
     peers = []
     for other in [*nodes[number + 1 :], *nodes[:number]][:PEERS]:
@@ -115,13 +120,15 @@ def peers_of(node: NodeStart, nodes: Sequence[NodeStart]) -> list[tuple[str, int
     return peers
 
 
-def from_environment(patterns: Sequence[str], but: Sequence[str] = ()) -> dict[str, str]:
-    """Return this process's variables that match a pattern (``NAME`` or ``PREFIX*``), and none of ``but``."""
+def from_environment(patterns: Sequence[str], excluded: Sequence[str] = ()) -> dict[str, str]:
+    """Return this process's variables that match a pattern (``NAME`` or ``PREFIX*``), but none of ``excluded``."""
 
     def matches(name: str, wanted: Sequence[str]) -> bool:
         return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
 
-    return {name: value for name, value in os.environ.items() if matches(name, patterns) and not matches(name, but)}
+    return {
+        name: value for name, value in os.environ.items() if matches(name, patterns) and not matches(name, excluded)
+    }
 
 
 def own_number(identities: Sequence[str], access: Access) -> int:
@@ -137,10 +144,14 @@ def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:
 
 
 def newest_write_ms(run_dir: str) -> int:
-    """Return when a script last wrote a checkpoint, in ms of unix time; 0 if there is none, or it may be writing."""
+    """Return when a script last wrote a checkpoint, in ms of unix time; 0: there is none, or it may still be written.
+
+    The names of a script's checkpoints are unknown, so any file in the folder counts.
+    """
     newest = 0.0
     for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
         for name in names:
             with contextlib.suppress(OSError):  # removed meanwhile
                 newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
-    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0
+    is_settled = newest and time.time() - newest > SETTLED_S
+    return int(newest * 1000) + 1 if is_settled else 0  # rounded up: files up to this time are fetched

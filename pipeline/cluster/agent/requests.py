@@ -1,6 +1,7 @@
 """The records that controller and node agents exchange: requests, orders to the nodes of a job, and reports.
 
-A request names every node, and each node finds its own part by its identity. "~/" in paths is the login's home.
+An agent process answers one request and ends. Only in a scheduler's job an agent stays, and takes orders from a file.
+A request lists all nodes, and each agent finds its own one by the identity. "~/" in paths is the home of the login.
 """
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
@@ -16,11 +17,11 @@ from trainers.contract.records import as_json, from_json
 
 
 class Access(NamedTuple):
-    """How the controller reaches a host, which decides the text by which the host knows itself (``node.identity``)."""
+    """How the controller reaches a host. The host computes its identity from that (``node.identity``)."""
 
     is_local: bool = False  # no ssh server is involved: the host is the controller's computer, or a node of a job
-    host_names: tuple[str, ...] = ()  # of all hosts; a host without ssh finds its own address towards the others
-    identity: str = ""  # of a node of a job, which has determined it; else ""
+    host_names: tuple[str, ...] = ()  # of all hosts, so that a host without ssh finds its address towards the others
+    identity: str = ""  # the identity itself, if the host is a node of a job and has computed it before
 
 
 class RequestedContainer(NamedTuple):
@@ -32,18 +33,18 @@ class RequestedContainer(NamedTuple):
 
 
 class WarmEnvironment(NamedTuple):
-    """The part of the ranks' environment that is known before the probe: a warm parent starts with it."""
+    """The environment for a warm parent: a process that imports torch during the probe, and forks the ranks later."""
 
-    env: dict[str, str]
-    ranks_per_host: int  # they share its cores, which decides their number of threads; 0: one thread each
+    env: dict[str, str]  # variables of the ranks that are known before the probe
+    ranks_per_host: int  # they share the host's cores, which decides their number of threads; 0: one thread each
 
 
 class ClaimRequest(NamedTuple):
-    """A run's claim on devices of one host (docs/sharing-hosts.md)."""
+    """A claim to make: which devices of one host a run will compute on (docs/sharing-hosts.md)."""
 
     resources: tuple[str, ...]  # gpu:0, gpu:1, …, or cpu
-    attempt_prefix: str  # of the ids of all attempts of the run folder, which give way to each other
-    group: str  # equal for runs of one controller, which schedules them itself
+    attempt_prefix: str  # of the ids of all attempts of the run folder, which never refuse each other
+    group: str  # equal for all runs of one controller, which schedules them itself
     title: str  # of the run, for other users of the host
     refuses_others: bool  # whether claims of others on the same devices make the start fail
 
@@ -62,10 +63,10 @@ class NodeStart(NamedTuple):
     first_rank: int  # the global rank of its local rank 0
     run_dir: str
     state_dir: str  # the agent's own files
-    own_folders: tuple[str, ...]  # to be removed after the run
+    own_folders: tuple[str, ...]  # folders that exist for this start alone, and are removed after the run
     nproc_per_node: int = 1
-    argv: tuple[str, ...] = ()  # run in ``run_dir``
-    env: dict[str, str] = {}  # noqa: RUF012 - added to what the host passes on
+    argv: tuple[str, ...] = ()  # the command, which runs in ``run_dir``
+    env: dict[str, str] = {}  # noqa: RUF012 - added to the host's variables that reach the ranks
     data_dir: str = ""  # the data pack; "": the run needs none
     container: Optional[Container] = None
     claim: Optional[ClaimRequest] = None
@@ -75,26 +76,26 @@ class Secrets(NamedTuple):
     """The secret variables of a job's ranks. They travel in the job's environment, so that no file holds them."""
 
     env: dict[str, str] = {}  # noqa: RUF012
-    masking_rules: tuple[tuple[str, str], ...] = ()  # of these values in the output: pattern, replacement
+    masking_rules: tuple[tuple[str, str], ...] = ()  # (pattern, replacement), to hide the values in the ranks' output
 
 
 # --------------------------------------------------------------------------------------------------------- requests
 
 
 class ProbeRequest(NamedTuple):
-    """Return the facts of this host."""
+    """Return the facts of this host (``HostFacts``)."""
 
-    workdir: str
-    registry: str = ""  # folder in which agents register
-    tests_writing: bool = False  # files will be sent there: try to write, and report what earlier attempts have left
-    env_names: tuple[str, ...] = ()  # patterns of variables to report, as they choose network interfaces
-    env_families: tuple[str, ...] = ()  # patterns of variables that change arithmetic, to report if they are set
-    env_passed: tuple[str, ...] = ()  # patterns of variables that reach the ranks, and are not reported for that
+    workdir: str  # cluster.workdir: where files of runs are sent to
+    registry: str = ""  # folder in which supervisors register (``running/registry.py``)
+    tests_writing: bool = False  # files will be sent: try to write, and report what earlier attempts have left
+    env_names: tuple[str, ...] = ()  # patterns of variables to report, because they choose network interfaces
+    env_families: tuple[str, ...] = ()  # the same, because they change arithmetic and don't reach the ranks
+    env_passed: tuple[str, ...] = ()  # patterns of variables that reach the ranks
     modules: tuple[str, ...] = ()  # distributions and modules whose versions to report
-    python_path: tuple[str, ...] = ()
+    python_path: tuple[str, ...] = ()  # folders besides those of the interpreter in which to look for modules
     pack_digest: str = ""  # of the data pack to look for; "": none
-    pack_folders: tuple[str, ...] = ()  # where else it may be
-    gpu_s: float = 0.0  # how long nvidia-smi is waited for; 0: it isn't run
+    pack_folders: tuple[str, ...] = ()  # where else the data pack may be
+    gpu_s: float = 0.0  # how long nvidia-smi may take; 0: it isn't run
     container: Optional[RequestedContainer] = None
     warm: Optional[WarmEnvironment] = None
     access: Access = Access()
@@ -109,7 +110,7 @@ class ListeningNode(NamedTuple):
 
 
 class ReachRequest(NamedTuple):
-    """Listen, and connect to the ports of all other nodes."""
+    """Listen, connect to the ports of all other nodes, and return what failed."""
 
     nodes: tuple[ListeningNode, ...]
     hello: str  # the greeting of a node
@@ -119,7 +120,7 @@ class ReachRequest(NamedTuple):
 
 
 class FindEnvironmentRequest(NamedTuple):
-    """Return where the environment of a lock file is."""
+    """Return where the Python environment made from a lock file is, and whether it exists."""
 
     workdir: str
     lock_sha256: str
@@ -152,16 +153,19 @@ class PutWheelsRequest(NamedTuple):
 
 
 class StartRequest(NamedTuple):
-    """Start a run's processes on this node and leave a supervisor behind; the run's files may follow as a tar."""
+    """Start a run's processes on this node, and leave behind a process that supervises them.
+
+    The run's files may follow as a tar.
+    """
 
     run_key: str
     run_id: str  # of this start
     attempt_prefix: str  # of the ids of all attempts of the run folder
-    registry: str  # folder in which agents register
+    registry: str  # folder in which supervisors register
     lease_s: float  # how long ranks go on without a controller
     nodes: tuple[NodeStart, ...]
     env_passed: tuple[str, ...] = ()  # patterns of the host's variables that reach the ranks
-    masking_rules: tuple[tuple[str, str], ...] = ()  # of secrets in the output: pattern, replacement
+    masking_rules: tuple[tuple[str, str], ...] = ()  # (pattern, replacement), to hide secrets in the ranks' output
     rendezvous: Optional[tuple[str, int]] = None  # address and port of the first node; None: a single node
     pack_digest: str = ""
     sends_files: bool = False  # code, configuration and checkpoints follow
@@ -175,10 +179,10 @@ class FollowRequest(NamedTuple):
 
     run_id: str
     nodes: tuple[NodeStart, ...]
-    log_offset_bytes: int = 0  # from where the log is sent
-    metrics_offset_bytes: int = 0
-    sends_metrics: bool = False  # False: the controller reads metrics.jsonl itself
-    is_script: bool = False  # checkpoints have the names of the script
+    log_offset_bytes: int = 0  # where the part of the log begins that the controller doesn't have yet
+    metrics_offset_bytes: int = 0  # the same for metrics.jsonl
+    sends_metrics: bool = False  # False: the controller shares the folder, and reads metrics.jsonl itself
+    is_script: bool = False  # the names of checkpoints are the script's own
     access: Access = Access()
 
 
@@ -186,13 +190,13 @@ class CollectRequest(NamedTuple):
     """Send files of the run folder as a tar."""
 
     nodes: tuple[NodeStart, ...]
-    patterns: tuple[str, ...]  # relative to the run folder
-    work_patterns: tuple[str, ...] = ()  # working directories of scripts
+    patterns: tuple[str, ...]  # of files and folders, relative to the run folder
+    work_patterns: tuple[str, ...] = ()  # the same for working directories of scripts
     limit_bytes: Optional[int] = None  # larger working directories stay on the node
     # unix time of the node: files written later are left out, as they may be incomplete
     until_s: Optional[float] = None
-    settled_s: Optional[float] = None  # the same for files of the last seconds
-    stamps_file: str = ""  # in the run folder: path → size and modification time; files like that are left out
+    settled_s: Optional[float] = None  # in place of ``until_s``: files written in the last seconds are left out
+    stamps_file: str = ""  # in the run folder: path → size and modification time of files to leave out if unchanged
     access: Access = Access()
 
 
@@ -224,16 +228,19 @@ class RemoveFoldersRequest(NamedTuple):
 
     workdir: str
     registry: str
-    folders: dict[str, tuple[str, ...]]  # identity of a node → ``RUN ID/node0``, …
+    folders: dict[str, tuple[str, ...]]  # identity of a node → its folders: ``RUN ID/node0``, …
     access: Access = Access()
 
 
 class JobRequest(NamedTuple):
-    """Serve as a node of a scheduler's job: report the facts, then execute one start after another."""
+    """Serve as a node of a scheduler's job: report the facts, then execute one start after another (``running/job``).
+
+    The scheduler runs the agent, and the agent gets its orders and writes its reports in files.
+    """
 
     scheduler: str  # a key of ``schedulers.SCHEDULERS``
-    folder: str  # shared by the job's nodes and the controller
-    lease_s: float  # how long the first start is waited for
+    folder: str  # with these files, shared by the job's nodes and the controller
+    lease_s: float  # how long the node waits for its first start
     probe: ProbeRequest
     interface: Optional[str] = None  # the network interface of the ranks
     env_passed: tuple[str, ...] = ()  # as in a ``StartRequest``
@@ -280,7 +287,7 @@ HANDLERS: dict[type, str] = {
 
 
 def encode(request: Request, token: str) -> bytes:
-    """Return a request as JSON. ``token``: the mark of the answers to it."""
+    """Return a request as JSON. ``token``: a random text that will stand in front of each answer (``wire.say``)."""
     return json.dumps({"request": type(request).__name__, "token": token, "fields": as_json(request)}).encode()
 
 
@@ -301,14 +308,14 @@ def decode(data: bytes) -> tuple[Any, str]:
 class ExamineOrder(NamedTuple):
     """Examine the ranks of this node, or try to reach the ssh servers of other nodes (``examination.examine``)."""
 
-    peers: tuple[tuple[str, int], ...] = ()  # address and port of ssh servers; if there are any, only these are tried
-    with_stacks: bool = True  # ranks are asked for their stacks and collectives, which interrupts them
+    peers: tuple[tuple[str, int], ...] = ()  # (address, port) of ssh servers to reach; empty: examine the ranks
+    with_stacks: bool = True  # also have ranks write their stacks and collectives, which interrupts them
 
 
 class JobOrder(NamedTuple):
     """An order to all nodes of a job: exactly one of the fields below ``restart`` is set."""
 
-    restart: Optional[int] = None  # the order is for this restart of the job alone
+    restart: Optional[int] = None  # for the job after the scheduler has requeued it so often; None: for any
     start: Optional[StartRequest] = None
     examine: Optional[ExamineOrder] = None
     end_start: bool = False
@@ -335,16 +342,16 @@ class NodeEnd(NamedTuple):
     errors: tuple[RankFailure, ...] = ()  # the earliest first
     tail: tuple[str, ...] = ()  # torchrun's last lines
     gone: bool = True  # False: some processes could not be ended
-    lost: bool = False  # the supervisor didn't see the end
-    outlived: str = ""  # processes that went on after a script's end, and were ended
+    lost: bool = False  # the supervisor was killed or frozen, and another process wrote this
+    outlived: str = ""  # commands of processes that went on after a script's end, until the agent ended them
 
 
 class Standing(NamedTuple):
     """Whether a node's part of a start still runs."""
 
-    identity: str  # of the node, as ``agent.node.identity`` makes it: the same for two names of one node
+    identity: str  # of the node
     alive: bool
-    code: Optional[int] = None  # None: it runs, nothing of it is there, or its agent was killed
+    code: Optional[int] = None  # None: it still runs, nothing of it is there, or its supervisor was killed
     reason: str = ""
     errors: tuple[RankFailure, ...] = ()
 
@@ -361,25 +368,25 @@ class Lines(NamedTuple):
 class TarHead(NamedTuple):
     """The answer to a ``CollectRequest`` in front of the tar."""
 
-    too_large_bytes: Optional[int] = None  # the size of working directories that stay on the node; None: none does
+    too_large_bytes: Optional[int] = None  # size of working directories that stay on the node; None: they are sent
 
 
 class TarTrailer(NamedTuple):
     """The answer to a ``CollectRequest`` behind the tar."""
 
-    unsent: dict[str, str]  # the first files that could not be sent → why
-    unsent_count: int  # of all
+    unsent: dict[str, str]  # file that could not be sent → why; only the first ones
+    unsent_count: int  # number of all files that could not be sent
 
 
 class RegistryEntry(NamedTuple):
     """A registered supervisor: a file in the registry, and ``agent.json`` in its state folder."""
 
-    identity: str  # of its node, as in ``Standing``
+    identity: str  # of its node
     run_key: str
     run_id: str
-    mark: str  # in the environment of all its processes
+    mark: str  # ``RUN_ID:NODE_RANK``, in the environment of all processes of the start
     pid: int
-    born: Optional[str]  # when that process started, in the system's form
+    born: Optional[str]  # when process ``pid`` started: another process may have that number later
     state_dir: str
     run_dir: str = ""
     remove: tuple[str, ...] = ()  # folders of the attempt
@@ -391,7 +398,7 @@ class JobReport(NamedTuple):
 
     restart: int  # how often the scheduler had requeued the job; 0 at first
     now: float  # unix time of the node
-    facts: Optional[dict[str, Any]] = None  # ``HostFacts`` as JSON, which the controller checks field by field
+    facts: Optional[dict[str, Any]] = None  # ``HostFacts`` as JSON; the controller reports each wrong field
     run_id: str = ""  # of the start that the following fields belong to
     end: Optional[NodeEnd] = None
     was_terminated: bool = False  # the scheduler has ended the start with SIGTERM

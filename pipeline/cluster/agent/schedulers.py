@@ -1,4 +1,8 @@
-"""This node in a job of a scheduler: by Slurm's variables and short form of node names, or as a pod of Kubernetes."""
+"""How an agent learns its place in a scheduler's job: name, number, address and secrets of this node.
+
+One class for each scheduler, chosen by ``JobRequest.scheduler``. ``REQUEUES``: the scheduler may put a job back into
+its queue, for example after a preemption, and start the same job again later.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ POD_NUMBERS = ("PET_NODE_RANK", "JOB_COMPLETION_INDEX")
 
 
 class Slurm:
-    """This node of a Slurm job. Slurm queues it again after a preemption, if its agents don't end it themselves."""
+    """A node of a Slurm job. Slurm requeues the job after a preemption, if the agents don't end it themselves."""
 
     REQUEUES = True
 
@@ -42,7 +46,10 @@ class Slurm:
         return from_json(Secrets, json.loads(os.environ.pop(SLURM_SECRETS, "{}")))
 
     def own_address(self) -> str:
-        """Return this node's address towards another one: its own name may be 127.0.1.1. Raises SystemExit."""
+        """Return this node's address towards another node of the job. Raises SystemExit: there is no route to it.
+
+        The node's own name is no help: Debian lets it resolve to 127.0.1.1.
+        """
         own = self.who()[0]
         other = next((name for name in expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != own), None)
         if other is None:
@@ -54,7 +61,7 @@ class Slurm:
 
 
 class Kubernetes:
-    """This pod of a job, which is never queued again: after SIGTERM nothing is left to do."""
+    """A pod of a Kubernetes job. After SIGTERM the pod never runs again."""
 
     REQUEUES = False
 
@@ -75,9 +82,11 @@ class Kubernetes:
     def secrets(self, request: JobRequest) -> Secrets:
         """Return variables from Secrets of the cluster, and the rules that mask their values in the ranks' output."""
         env = {name: os.environ[name] for name in request.env_from if name in os.environ}
-        spelled = {text for value in env.values() for text in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
-        own = [(re.escape(text), "***") for text in sorted(spelled, key=len, reverse=True) if len(text) >= 4]
-        return Secrets(env=env, masking_rules=(*own, *request.masking_rules))
+        # a value may be printed as it is, inside of JSON, or inside of a URL
+        spellings = {text for value in env.values() for text in (value, json.dumps(value)[1:-1], quote(value, safe=""))}
+        # the longest first, as one value may be a part of another; texts below 4 characters occur in any output
+        rules = [(re.escape(text), "***") for text in sorted(spellings, key=len, reverse=True) if len(text) >= 4]
+        return Secrets(env=env, masking_rules=(*rules, *request.masking_rules))
 
 
 SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubernetes": Kubernetes}
@@ -93,6 +102,7 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def expand_part(part: str) -> list[str]:
+    """Expand one entry of a list, such as ``rack[1-2]node[01-16]``; each bracket in it is expanded in turn."""
     head, bracket, rest = part.partition("[")
     if not bracket:
         return [head]

@@ -1,4 +1,4 @@
-"""The agent's answers and error messages to the controller, and the small files that its processes share."""
+"""How the agent's processes talk: answer lines for the controller, error messages, and small JSON files on the node."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from trainers.contract.records import Record, as_json, from_json
 
 Json = dict[str, Any]
 SAYS = "paceline: "
+"""Begins an agent's last line in the output of a scheduler's job."""
 BUSY = "is busy: "
 """Begins the message about devices that others hold."""
 HERE, THERE = "; here: ", "; there: "
-"""Separate an agent's error from the command that mends it: of doit on the controller's computer, or of the host."""
+"""Separate an error from the command that fixes it: on the controller's computer, or on the host."""
 LARGE_LOST = "small packets pass, large ones are lost"
 UNRESOLVED = "can't resolve it: "
-"""Answers of one host about its way to another one."""
+"""What a host reports about its connection to another one."""
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, and of a user's quota
 LONGEST_TITLE = 120  # characters
 LONGEST_LOOK_S = 1.5  # the most that a gap between two looks counts (``Silence``)
 token = ""
-"""The token of the request, in front of each answer: random, so no other output is taken for an answer."""
+"""The token of this process's request. It is random, so no other output is taken for an answer."""
 
 
 def say(**fields: Any) -> None:
-    """Print one answer line; a newline before it, as earlier output may lack one. Raises OSError."""
+    """Print one answer line. Raises OSError: the controller is gone."""
+    # begins with a newline, because the output of a login shell may have ended without one
     sys.stdout.write(f"\n@paceline {token} {json.dumps(as_json(fields))}\n")
     sys.stdout.flush()
 
 
 def refuse(why: str) -> NoReturn:
-    """End this agent with a line that the controller finds in the job's output."""
+    """End this agent with a line in the output of the scheduler's job, where the controller finds it."""
     sys.stderr.write(f"{SAYS}{why}\n")
     raise SystemExit(why)
 
@@ -62,7 +64,7 @@ def read_json(path: str) -> Any:
 
 
 def read_record(kind: type[Record], path: str) -> Record | None:
-    """Return the record in a file of an agent; None while the file doesn't exist, or if it holds something else."""
+    """Return the record in a file of an agent; None while the file doesn't exist, or if it holds no such record."""
     try:
         return from_json(kind, read_json(path))
     except ValueError:
@@ -90,10 +92,10 @@ def touch(path: str) -> None:
 
 
 class Silence:
-    """The seconds for which a file hasn't changed, summed over looks.
+    """Measures for how many seconds a file hasn't changed. Call ``look`` again and again.
 
-    Its times are compared only with each other, never with a wall clock. A gap between looks counts as LONGEST_LOOK_S
-    at most, because in a longer one this process was stopped itself.
+    The file's times are compared only with each other, never with a wall clock. A gap between two looks counts as
+    LONGEST_LOOK_S at most: if it was longer, this process itself was stopped, and can't know what happened meanwhile.
     """
 
     def __init__(self, path: str) -> None:
@@ -111,7 +113,7 @@ class Silence:
     def look(self) -> float:
         """Return the seconds of silence so far."""
         now, state = time.monotonic(), self.state()
-        is_changed = state is not None and state != self.last_state
+        is_changed = state is not None and state != self.last_state  # a removed file counts as unchanged
         self.seconds = 0.0 if is_changed else self.seconds + min(now - self.looked_at, LONGEST_LOOK_S)
         self.looked_at, self.last_state = now, state or self.last_state
         return self.seconds
@@ -119,11 +121,12 @@ class Silence:
 
 # ------------------------------------------------------------------ messages about other users of a host
 def printable_title(text: str) -> str:
-    """Return the beginning of what another user has called something, without characters that a terminal obeys."""
-    return "".join(mark for mark in text if mark.isprintable())[:LONGEST_TITLE]
+    """Return another user's text, shortened and without control characters, which could change the terminal."""
+    return "".join(character for character in text if character.isprintable())[:LONGEST_TITLE]
 
 
 def clock(unix_time: float) -> str:
+    """Return a time in words, with its date if it is more than 18 hours ago."""
     at = time.localtime(unix_time)
     return time.strftime("%H:%M" if time.time() - unix_time < 64800 else "%Y-%m-%d %H:%M", at)
 
@@ -136,15 +139,16 @@ def free_bytes(folder: str) -> int:
 
 
 def existing(folder: str) -> str:
+    """Return the folder, or the nearest one above it that exists."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return folder
 
 
 def no_inodes(folder: str) -> bool:
-    """Whether its disk takes no further file, however many bytes are free."""
+    """Return whether the disk of a folder takes no further file, however many bytes are free."""
     status = os.statvfs(existing(folder))
-    return status.f_files > 0 and status.f_favail == 0
+    return status.f_files > 0 and status.f_favail == 0  # file systems such as btrfs have no inodes to count: 0
 
 
 def room_in(folder: str) -> str:
@@ -168,7 +172,7 @@ def is_process_limit(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return the message that the controller shows behind the host's name."""
+    """Return an error as the message that the controller shows behind the host's name."""
     if isinstance(error, SystemExit):
         return str(error)
     if isinstance(error, OSError) and error.errno in FULL:

@@ -145,9 +145,9 @@ class _NcclCounts:
 
     @classmethod
     def _of_group(cls, by_rank: Mapping[int, Collectives]) -> _NcclCounts:
-        furthest = max(by_rank.values(), key=lambda counts: (counts.given, counts.given - counts.ended))
-        ranks_differ = any(counts.given < furthest.given for counts in by_rank.values())
-        all_wait = not ranks_differ and all(counts.ended < counts.given for counts in by_rank.values())
+        furthest = max(by_rank.values(), key=lambda counts: (counts.enqueued, counts.enqueued - counts.completed))
+        ranks_differ = any(counts.enqueued < furthest.enqueued for counts in by_rank.values())
+        all_wait = not ranks_differ and all(counts.completed < counts.enqueued for counts in by_rank.values())
         words = furthest.next and f"NCCL's {_numbered(furthest)}"
         return cls(by_rank=by_rank, ranks_differ=ranks_differ, all_wait=all_wait, furthest=words)
 
@@ -156,11 +156,11 @@ class _NcclCounts:
         counts = self.by_rank.get(rank.beat.rank)
         if counts is None or not (self.ranks_differ or self.all_wait):
             return _is_in_collective(rank)
-        return self.all_wait or counts.given > min(other.given for other in self.by_rank.values())
+        return self.all_wait or counts.enqueued > min(other.enqueued for other in self.by_rank.values())
 
 
 def _numbered(counts: Collectives) -> str:
-    return f"{counts.next} (number {counts.ended + 1})"
+    return f"{counts.next} (number {counts.completed + 1})"
 
 
 # -------------------------------------------------------------------------------------------------------- verdicts

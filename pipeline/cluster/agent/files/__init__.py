@@ -1,1 +1,1 @@
-"""Files on a host: unpacked for a run, left over from earlier ones, and sent back to the controller."""
+"""What the agent does with files on a host: unpack them for a run, send results back, remove what is left over."""

@@ -1,4 +1,4 @@
-"""Folders on this node: unpacked completely or not at all, such as data packs, and removed."""
+"""Unpack tars into folders of this node, completely or not at all, and remove folders: runs, data packs, wheels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..requests import CleanRequest, PutPackRequest, PutWheelsRequest
 from ..running.processes import start_time
 from ..wire import read_json, say
 
-FOREIGN_S = 86400.0  # age after which an unfinished folder of another host counts as dead
+FOREIGN_S = 86400.0  # age after which an unfinished folder of another host (homes on NFS) counts as abandoned
 TRIED_BYTES = 64 << 10  # written and removed again, to try a folder
 _REPORT_S = 1.0
 
@@ -35,7 +35,7 @@ def try_writing(workdir: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = path  # an error of writing has no name
+        error.filename = path  # errors of ``write`` don't name their file
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def make_folder(folder: str) -> None:
 
 
 class Incoming:
-    """A stream whose bytes are counted, and reported each second."""
+    """A stream that counts the bytes read, and reports them to the controller each second, for its progress line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.bytes, self.reported_at = stream, 0, time.monotonic()
@@ -73,7 +73,7 @@ def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda 
     with staged(folder) as temporary:
         try:
             with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
-                if hasattr(tarfile, "data_filter"):
+                if hasattr(tarfile, "data_filter"):  # not in Python 3.9's first releases
                     archive.extractall(temporary, filter="data")
                 else:
                     archive.extractall(temporary)
@@ -84,9 +84,10 @@ def unpack(stream: BinaryIO, folder: str, check: Callable[[str], None] = lambda 
 
 @contextlib.contextmanager
 def staged(folder: str) -> Iterator[str]:
-    """A temporary folder that becomes ``folder`` at the end, and is removed otherwise."""
+    """Yield a temporary folder, which becomes ``folder`` if the block succeeds, and is removed otherwise."""
     parent = os.path.dirname(folder)
     make_folder(parent)
+    # the name says which process fills the folder, so that others can tell whether it still does (``is_unpacking``)
     maker = f"{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}"
     temporary = os.path.join(parent, f".staging-{maker}-{os.urandom(4).hex()}")
     os.mkdir(temporary, 0o700)
@@ -95,8 +96,8 @@ def staged(folder: str) -> Iterator[str]:
         yield temporary
         os.rename(temporary, folder)
     except OSError as error:
-        if not os.path.isdir(folder):  # else another process has put the same thing there
-            error.filename = error.filename or folder  # an error of writing has no name
+        if not os.path.isdir(folder):  # else another process has put the same content there meanwhile
+            error.filename = error.filename or folder
             raise
     finally:
         remove_tree(temporary)
@@ -110,17 +111,21 @@ def put_wheels(request: PutWheelsRequest) -> None:
 
 
 def clean(request: CleanRequest) -> None:
-    """Remove this node's folders of a run; only folders that ``start`` made, which have its marker file."""
+    """Remove this node's folders of a run."""
     remove_ours(own_node(request.nodes, request.access).own_folders)
     say(cleaned=True)
 
 
 def holds_unfetched(folder: str) -> bool:
-    """Whether the folder holds outputs that could not be fetched (too large, unreadable), which the user may need."""
+    """Return whether the folder holds outputs that the user may need, as they could not be fetched.
+
+    ``results.mark_to_stay`` has marked these: too large, or unreadable.
+    """
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 
 def remove_ours(folders: Iterable[str]) -> None:
+    """Remove folders that ``start`` has marked as its own, unless they hold outputs that the user may need."""
     for folder in folders:
         if os.path.exists(os.path.join(folder, ".paceline")) and not holds_unfetched(folder):
             remove_tree(folder)
@@ -134,6 +139,7 @@ def remove_tree(folder: str) -> None:
 
 
 def remove_half_unpacked(workdir: str) -> None:
+    """Remove temporary folders of processes that died while they unpacked."""
     runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
     for parent in [os.path.join(workdir, "data"), *runs]:
         for folder in glob.glob(os.path.join(glob.escape(parent), ".staging-*")):
@@ -142,7 +148,7 @@ def remove_half_unpacked(workdir: str) -> None:
 
 
 def is_unpacking(folder: str) -> bool:
-    """Whether the process lives that fills this folder and is part of its name; of another host the age decides."""
+    """Return whether the process named in a temporary folder still fills it; if it is on another host, guess by age."""
     maker = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
     if maker and maker.group(1) == socket.gethostname():
         return start_time(int(maker.group(2))) == maker.group(3)
@@ -150,7 +156,7 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Return the seconds since a supervisor, a controller's stream or a checkpoint was last written there."""
+    """Return the seconds since a supervisor, a controller or a rank (by a checkpoint) last used the folder."""
     times = [0.0]
     for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
         with contextlib.suppress(OSError):
@@ -159,12 +165,13 @@ def idle_s(folder: str) -> float:
 
 
 def holds_pack(folder: str, digest: str) -> bool:
-    """Whether ``folder`` has the data pack's manifest with this digest, and files of the sizes that it states."""
+    """Return whether ``folder`` has the manifest of the data pack with this digest, and all files in full size."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False
     try:
-        if not (sizes := manifest.get("files")):  # a pack of images
+        sizes = manifest.get("files")
+        if not sizes:  # arrays of fixed size; only packs of encoded images list their files
             count, height, width = manifest["count"], manifest["height"], manifest["width"]
             sizes = {"images.bin": count * manifest["channels"] * height * width, "labels.bin": count * 8}
         return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
@@ -188,7 +195,7 @@ def put_pack(request: PutPackRequest) -> None:
 
 
 def has_digests(folder: str) -> bool:
-    """Whether every file of a data pack has the sha256 in the manifest."""
+    """Return whether every file of a data pack has the sha256 in its manifest."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
     digests = manifest.get("sha256") if isinstance(manifest, dict) else None
     for name, sha256 in (digests or {}).items():

@@ -1,4 +1,7 @@
-"""Folders that ended attempts have left on this node: reported by the probe, removed on request."""
+"""Folders that ended attempts have left on this node. The probe reports them, and the controller may have them removed.
+
+They are left when the controller died, or couldn't reach this host at the end. They may hold the only checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ from ..running.registry import LONGEST_START_S, Registry, is_alive
 from ..wire import read_json, read_record, say
 from .folders import FOREIGN_S, holds_unfetched, idle_s, remove_half_unpacked, remove_tree, try_writing
 
-HEARD_S = 60.0  # after its last heartbeat a controller counts as following the attempt
-MOST_ROWS = 200
+HEARD_S = 60.0  # for so long after its last heartbeat a controller counts as following the attempt
+MOST_ROWS = 200  # folders in an answer
 
 Stamps = dict[str, list[int]]
-"""Path in the run folder → size in bytes and time of the last write in ns, noted by trainers/script/workdir.py."""
+"""Path in the run folder → [size in bytes, time of the last write in ns]: trainers/script/workdir.py notes them for the
+files that it lays out, so files with other values were written by the script."""
 
 
 def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
@@ -35,7 +39,10 @@ def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
 
 
 def tidy_workdir(request: ProbeRequest, workdir: str) -> tuple[LeftFolder, ...]:
-    """For launchers that send files: test whether files can be written, and return what earlier attempts have left."""
+    """Test whether files can be written to ``workdir``, and return the folders that earlier attempts have left there.
+
+    Only for launchers that send files: other ones share the run folder with this node.
+    """
     if not request.tests_writing:
         return ()
     try_writing(workdir)
@@ -67,27 +74,28 @@ def run_name_of(folder: str) -> str:
 
 
 def is_run_name(name: str) -> bool:
+    """Return whether a name has the form of ``run_name_of``, and so can't lead out of the folder of runs."""
     return re.fullmatch(r"\w[\w.-]*/node\d+", name) is not None
 
 
 def is_in_use(folder: str, own_identity: str) -> bool:
-    """Whether an agent or rank lives there, a start is under way, or a controller follows; of another host by age."""
+    """Return whether a supervisor or rank uses the folder, a start is under way there, or a controller follows it."""
     entry = read_record(RegistryEntry, os.path.join(folder, "agent", "agent.json"))
-    if entry is None:
+    if entry is None:  # a start may be under way, whose supervisor hasn't registered yet
         return idle_s(folder) < LONGEST_START_S
     if is_alive(entry):
         return True
-    if entry.identity != own_identity:
+    if entry.identity != own_identity:  # another host shares the folder, and its processes can't be seen here
         return idle_s(folder) < FOREIGN_S
     return bool(find_processes(entry.mark, entry.state_dir)) or idle_s(folder) < HEARD_S
 
 
 def holds_outputs(folder: str) -> bool:
-    """Whether a controller may want to fetch something: this part ended well, or files were saved."""
+    """Return whether a controller may want to fetch something: this part ended well, or it saved files."""
     end = read_record(NodeEnd, os.path.join(folder, "agent", "exit.json"))
     if end is not None and end.code == 0:
         return True
-    # of any name: a script calls its checkpoints as it likes, and also saves them in its working directory
+    # a script gives its checkpoints any names, and may also save them in its working directory
     if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
         return True
     return any(
@@ -102,7 +110,7 @@ def read_stamps(path: str) -> Stamps:
 
 
 def size_of_new(top: str, run_dir: str, stamps: Stamps) -> int:
-    """Return the bytes below a folder in files that are new, or don't have their stamp any more."""
+    """Return the bytes below ``top`` in files that have no stamp, or have changed since. Links don't count."""
     total = 0
     for folder, _, names in os.walk(top):
         for name in names:
@@ -116,7 +124,7 @@ def size_of_new(top: str, run_dir: str, stamps: Stamps) -> int:
 
 
 def remove_folders(request: RemoveFoldersRequest) -> None:
-    """Remove the named folders of this node unless they are in use, and what no process owns any more."""
+    """Remove the requested folders of this node unless they are in use; and temporary folders of dead processes."""
     workdir, own_identity = os.path.expanduser(request.workdir), identity(request.access)
     removed = []
     for name in request.folders.get(own_identity, ()):

@@ -1,4 +1,4 @@
-"""The results of this node: files of the run folder, sent to the controller as a tar."""
+"""Answer a ``CollectRequest``: send files of this node's run folder to the controller, as a tar."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ..wire import say
 from .leftovers import Stamps, read_stamps, size_of_new
 
 MOST_NAMES, LONGEST_NAME = 100, 400  # in an answer
+# reasons why a file can't be sent; those of NO_FILES leave nothing that the user could lose
 LEADS_OUT = "a link that leads out of the run folder"
 REMOVED = "it was removed meanwhile"
-NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", REMOVED)  # with nothing to keep
+NO_FILES = (LEADS_OUT, "a pipe", "a socket", "a device", REMOVED)
 _WORK = "work/"  # working directories of scripts, in a run folder
 
 
@@ -28,6 +29,7 @@ def collect(request: CollectRequest) -> None:
     run_dir = own_node(request.nodes, request.access).run_dir
     until_s = request.until_s if request.settled_s is None else time.time() - request.settled_s
     stamps = read_stamps(os.path.join(run_dir, request.stamps_file)) if request.stamps_file else {}
+    # a script may have filled its working directory with gigabytes that nobody needs elsewhere
     work = [folder for pattern in request.work_patterns for folder in matching(run_dir, pattern)]
     work_bytes = sum(size_of_new(folder, run_dir, stamps) for folder in work)
     is_too_large = request.limit_bytes is not None and work_bytes > request.limit_bytes
@@ -37,6 +39,7 @@ def collect(request: CollectRequest) -> None:
     archive = RunArchive(run_dir, until_s, stamps)
     archive.send([*request.patterns, *(() if is_too_large else request.work_patterns)], sys.stdout.buffer)
     unsent = archive.unsent
+    # at the end of a run (without ``until_s``) what could not be read stays here for the user
     if until_s is None and any(why not in NO_FILES for why in unsent.values()):
         mark_to_stay(work)
     named = {name[:LONGEST_NAME]: unsent[name] for name in sorted(unsent)[:MOST_NAMES]}
@@ -48,15 +51,16 @@ def matching(run_dir: str, pattern: str) -> list[str]:
 
 
 def mark_to_stay(work: list[str]) -> None:
+    """Mark working directories, so that they aren't removed with the run's folder (``folders.holds_unfetched``)."""
     for folder in work:
         open(f"{os.path.dirname(folder)}-left", "a").close()
 
 
 class RunArchive:
-    """A tar of files of the run folder. Links are sent as files.
+    """A tar of files of the run folder, with the content of links in their place.
 
-    Left out are files written after ``until_s``, and unchanged ones, which have their stamp in ``stamps``. ``unsent``:
-    name of a file that could not be sent → why.
+    Files written after ``until_s`` are left out, and so are those that are unchanged since they got their stamp.
+    ``unsent``: name of a file that could not be sent → why.
     """
 
     def __init__(self, run_dir: str, until_s: float | None, stamps: Stamps) -> None:
@@ -64,8 +68,8 @@ class RunArchive:
         self.unsent: dict[str, str] = {}
 
     def send(self, patterns: Sequence[str], stream: BinaryIO) -> None:
-        """Write the tar. Raises OSError: the connection is closed, or a file was cut."""
-        # dereference: also sends the content of hard links
+        """Write the tar. Raises OSError: the connection is closed, or a file became shorter meanwhile."""
+        # dereference: of hard links too, each one has the whole content
         with tarfile.open(fileobj=stream, mode="w|", dereference=True) as tar:
             for pattern in patterns:
                 for path in matching(self.run_dir, pattern):
@@ -77,7 +81,7 @@ class RunArchive:
         stream.flush()
 
     def _add_file(self, tar: tarfile.TarFile, name: str) -> None:
-        try:  # it may have become a pipe meanwhile, which must not block
+        try:  # O_NONBLOCK: it may have become a pipe meanwhile
             file = os.fdopen(os.open(os.path.join(self.run_dir, name), os.O_RDONLY | os.O_NONBLOCK), "rb")
         except FileNotFoundError:
             self.unsent[name] = REMOVED
@@ -100,7 +104,10 @@ class RunArchive:
         return self.stamps.get(name) != [status.st_size, status.st_mtime_ns]
 
     def _below(self, name: str) -> Iterator[tuple[str, bool]]:
-        """Yield (name, is a folder) for all files and folders below ``name``; note in ``unsent`` what can't be sent."""
+        """Yield (name, is a folder) for ``name`` and all below it; note in ``unsent`` what can't be sent.
+
+        A link to a folder is left out. Links in a working directory may lead anywhere; ``_is_wanted`` leaves them out.
+        """
         path = os.path.join(self.run_dir, name)
         try:
             is_link, mode = os.path.islink(path), os.stat(path).st_mode
@@ -119,7 +126,7 @@ class RunArchive:
                     if entry != "__pycache__":
                         yield from self._below(os.path.join(name, entry))
         except FileNotFoundError:
-            if not os.path.islink(path):
+            if not os.path.islink(path):  # a link whose target is missing holds nothing
                 self.unsent[name] = REMOVED
         except OSError as error:
             self.unsent[name] = str(error.strerror)

@@ -1,1 +1,1 @@
-"""The host: its facts, the hosts that it reaches, its environments and folders."""
+"""What the agent finds out about a host: its facts, its load, the hosts that it reaches; and Python environments."""

@@ -1,6 +1,7 @@
-"""The container of the ranks on this host, which shares its network, shared memory and process ids.
+"""Find the container image of the ranks on this host, and start a run's container (podman, docker, apptainer).
 
-The ranks' variables reach it over standard input: an engine writes what its options hold to the disk.
+A container shares the host's network, shared memory and process ids, so torchrun in it behaves as without one. The
+ranks' variables, which may be secrets, reach it over standard input, because engines write their options to the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from . import software
 ENGINES = ("podman", "docker")
 OF_FILES = ("apptainer", "singularity")  # engines whose images are files
 _NOT_STARTED = (125, 126, 127)  # exit codes of an engine that could not start the program
-_END_S = 20.0
+_END_S = 20.0  # limit for a command of the engine
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 _ENTER = (
     "import json,os,sys;e=json.load(sys.stdin);os.dup2(os.open(os.devnull,0),0);"
@@ -39,7 +40,7 @@ _ENTER = (
 
 
 class Login(NamedTuple):
-    """What a container takes from the login that starts it."""
+    """What a container has in common with the login that starts it."""
 
     uid: int
     gid: int
@@ -49,16 +50,16 @@ class Login(NamedTuple):
 
 # --------------------------------------------------------------------------------------------------- the command (pure)
 def command(container: Container, program: list[str], *, cwd: str, mounts: dict[str, bool], login: Login) -> list[str]:
-    """Return the engine's command for ``program``, pure. ``mounts``: path → whether it can be written."""
-    bound = [
-        f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if writes else ',ro'}"
-        for path, writes in sorted(mounts.items())
+    """Return the engine's command for ``program``, pure. ``mounts``: path → whether the container may write there."""
+    bind_mounts = [
+        f"type=bind,{csv_field(f'source={path}')},{csv_field(f'destination={path}')}{'' if is_writable else ',ro'}"
+        for path, is_writable in sorted(mounts.items())
     ]
     engine, image, gpus = container.engine, container.image, container.gpus
     kind = os.path.basename(engine)
     if kind in OF_FILES:
         options = [*(["--nv"] if gpus else []), "--no-home", "--cleanenv"]
-        options += [word for mount in bound for word in ("--mount", mount)]
+        options += [word for mount in bind_mounts for word in ("--mount", mount)]
         return [engine, "exec", *options, "--pwd", cwd, image, *program]
     options = ["--rm", "--interactive", "--name", container.name, "--network=host", "--ipc=host", "--pid=host"]
     options += ["--log-driver=none", "--security-opt=label=disable", f"--user={login.uid}:{login.gid}"]
@@ -69,23 +70,25 @@ def command(container: Container, program: list[str], *, cwd: str, mounts: dict[
     else:
         options += ["--gpus=all"] if gpus else []
     options += ["--device=/dev/infiniband"] if login.has_infiniband else []
-    options += [f"--mount={mount}" for mount in bound]
+    options += [f"--mount={mount}" for mount in bind_mounts]
     return [engine, "run", *options, f"--workdir={cwd}", f"--entrypoint={program[0]}", image, *program[1:]]
 
 
 def csv_field(field: str) -> str:
+    """Quote a part of a mount option, which engines read as a line of CSV."""
     return '"' + field.replace('"', '""') + '"' if re.search('[",\n]', field) else field
 
 
 def this_login() -> Login:
     with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
-        most = int(file.read())  # podman lowers its own limit of processes to this
+        most = int(file.read())
 
     def limit(which: int) -> str:
-        pair = resource.getrlimit(which)
-        if which == resource.RLIMIT_NPROC:
-            pair = (most, most) if resource.RLIM_INFINITY in pair else (min(pair[0], most), min(pair[1], most))
-        return ":".join("-1" if value == resource.RLIM_INFINITY else str(value) for value in pair)
+        soft, hard = resource.getrlimit(which)
+        if which == resource.RLIMIT_NPROC:  # podman's own limit is at most pid_max, and a container's can't be larger
+            is_unlimited = resource.RLIM_INFINITY in (soft, hard)
+            soft, hard = (most, most) if is_unlimited else (min(soft, most), min(hard, most))
+        return ":".join("-1" if value == resource.RLIM_INFINITY else str(value) for value in (soft, hard))
 
     ulimits = {name: limit(which) for name, which in _LIMITS.items()}
     return Login(os.getuid(), os.getgid(), ulimits, os.path.isdir("/dev/infiniband"))
@@ -93,7 +96,10 @@ def this_login() -> Login:
 
 # ------------------------------------------------------------------------------------------------------------ the image
 def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) -> Container:
-    """Return the container for a name of podman's or docker's, or a file of apptainer's. Raises SystemExit."""
+    """Return the container for an image: a name that podman or docker knows, or a file of apptainer (``*.sif``).
+
+    Raises SystemExit: the host has no such image, or no engine.
+    """
     if not LINUX:
         raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={name})")
     if name.endswith(".sif"):
@@ -106,13 +112,14 @@ def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) ->
             return Container(engine, digest, digest, gpus, tuple(mounts))
         errors.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
     first = os.path.basename(engines[0])
-    mend = f"{THERE}{first} pull {name}"
-    if name.startswith("localhost/"):  # made on a computer, and in no registry
-        mend = f"{HERE}{first} save {name} | ssh HOST {first} load"
-    raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{mend}")
+    fix = f"{THERE}{first} pull {name}"
+    if name.startswith("localhost/"):  # built on one computer, and in no registry
+        fix = f"{HERE}{first} save {name} | ssh HOST {first} load"
+    raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{fix}")
 
 
 def engines_here(names: tuple[str, ...], image: str) -> list[str]:
+    """Return the paths of the installed engines among ``names``. Raises SystemExit: there is none."""
     engines = [path for path in map(shutil.which, names) if path]
     if not engines:
         lacking = " and no ".join(names)
@@ -121,29 +128,31 @@ def engines_here(names: tuple[str, ...], image: str) -> list[str]:
 
 
 def file_digest(image: str, workdir: str) -> str:
-    """Return the digest of an image that is a file, remembered in ``workdir`` until it changes. Raises SystemExit."""
+    """Return the digest of an image that is a file. Raises SystemExit: it can't be read."""
+    # an image has gigabytes, so its digest is remembered in ``workdir`` until the file changes
     try:
         with open(image, "rb") as file:
             status = os.fstat(file.fileno())
             version = f"{image} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
             name = hashlib.sha256(version.encode()).hexdigest()[:32]
-            memory = os.path.join(workdir, "images", f"{name}.json")
-            if isinstance(digest := read_json(memory), str):
+            remembered = os.path.join(workdir, "images", f"{name}.json")
+            if isinstance(digest := read_json(remembered), str):
                 return digest
             digest = f"sha256:{sha256_of_rest(file)}"
     except OSError as error:
         raise SystemExit(f"has no image {image} (cluster.container): {error.strerror}{THERE}ls -l {image}") from error
     with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(memory), exist_ok=True)
-        write_json(memory, digest)
+        os.makedirs(os.path.dirname(remembered), exist_ok=True)
+        write_json(remembered, digest)
     return digest
 
 
 def software_in(container: Container, image_name: str, names: Sequence[str], python_path: Sequence[str]) -> Json:
     """Return ``software.software`` of the image's python3. Raises SystemExit: the image or the engine can't run it."""
+    # the container runs the text of that module, as nothing of the agent is in the image
     text = sys.modules[software.__name__].__spec__.loader.get_source(software.__name__)  # type: ignore[union-attr]
-    ask = "import json,sys\nprint(json.dumps(software(*json.load(sys.stdin))))"
-    program = ["python3", "-I", "-c", f"{text}\n{ask}"]
+    main = "import json,sys\nprint(json.dumps(software(*json.load(sys.stdin))))"
+    program = ["python3", "-I", "-c", f"{text}\n{main}"]
     container = container._replace(name=f"paceline-probe-{os.getpid()}")
     argv = command(container, program, cwd="/", mounts=mounts_of(container.mounts), login=this_login())
     try:
@@ -170,7 +179,7 @@ def last_line(text: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------- a run's container
 def mounts_of(paths: Iterable[str]) -> dict[str, bool]:
-    """Return the configured folders and files, as writable as on the host. Raises SystemExit: one is absent."""
+    """Return the mounts of the configured folders and files, all writable. Raises SystemExit: one doesn't exist."""
     mounts = {os.path.expanduser(path): True for path in paths}
     for path in mounts:
         if not os.path.exists(path):
@@ -181,7 +190,7 @@ def mounts_of(paths: Iterable[str]) -> dict[str, bool]:
 
 
 def of_run(planned: Container, mark: str) -> Container:
-    """Return the planned container with the name that it has on this node; apptainer's containers have none."""
+    """Return the planned container with its name on this node; containers of apptainer have none."""
     has_name = os.path.basename(planned.engine) not in OF_FILES
     return planned._replace(name=f"paceline-{mark.replace(':', '-')}" if has_name else "")
 
@@ -189,6 +198,7 @@ def of_run(planned: Container, mark: str) -> Container:
 def begin(container: Container, node: NodeStart, env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start a run's container, whose first process becomes torchrun. Raises OSError, SystemExit."""
     run_dir, data_dir = node.run_dir, node.data_dir
+    # links in the run folder, such as that to the data, lead out of it: their targets are mounted, too
     links = [os.path.realpath(entry.path) for entry in os.scandir(run_dir) if entry.is_symlink()]
     read_only = [path for path in [*links, data_dir] if path and os.path.exists(path)]
     mounts = {**dict.fromkeys(read_only, False), **mounts_of(container.mounts), run_dir: True}
@@ -198,7 +208,7 @@ def begin(container: Container, node: NodeStart, env: dict[str, str], output: in
     try:
         os.write(environment, json.dumps({"HOME": "/tmp", **env}).encode())
         os.lseek(environment, 0, os.SEEK_SET)
-        # without the run's mark, by which processes are signalled: the engine's own must not be
+        # the engine's own processes must not have the run's mark, because marked processes get TERM
         own_environment = {name: value for name, value in os.environ.items() if name != variables.NODE}
         return subprocess.Popen(
             argv, env=own_environment, cwd="/", stdin=environment, stdout=output, stderr=output, start_new_session=True
@@ -208,7 +218,10 @@ def begin(container: Container, node: NodeStart, env: dict[str, str], output: in
 
 
 def first_process(mark: str) -> int | None:
-    """Return the process that the engine started for the run with this mark; None: there is none yet."""
+    """Return the process that the engine started for the run with this mark; None: there is none yet.
+
+    Of all marked processes, its parent is the only one without the mark.
+    """
     pids = find_processes(mark)
     for pid in sorted(pids):
         with contextlib.suppress(OSError):
@@ -225,7 +238,7 @@ def exit_code(code: int) -> int:
 def not_started(container: Container, code: int, first: int | None) -> str:
     """Return the error of an engine that started no container; '' if ``code`` is that of the program in it.
 
-    ``first``: the container's first process, if there was one.
+    ``first``: process id of the container's first process, if there was one.
     """
     engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

@@ -1,6 +1,7 @@
-"""Environments of this node, each from one lock file for one Python.
+"""Make Python environments on this node, each from one lock file for one Python (`doit sync`).
 
-``workdir/environments/<digest>`` is a link to a folder made under another name: it appears complete or not at all.
+``workdir/environments/<digest>`` is a link to a folder with another name. The link is made last, so an environment
+appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from ..files.folders import make_folder
 from ..requests import FindEnvironmentRequest, MakeEnvironmentRequest
 from ..wire import say
 
-LAST_LINES = 12
-_SAYS_LITTLE = re.compile(r"^Ignoring \S+: markers|Retrying \(")  # lines of pip
+LAST_LINES = 12  # of an installer's output, in an error
+_NOISE = re.compile(r"^Ignoring \S+: markers|Retrying \(")  # lines of pip that explain no error
 _REPORT_S = 1.0
-_ENDING_S = 5.0
+_ENDING_S = 5.0  # limit for an installer to end after TERM
 
 
 def find_environment(request: FindEnvironmentRequest) -> None:
+    """Answer with the environment's folder, its interpreter (None: it doesn't exist), and this Python's version."""
     environment = environment_path(request)
     python = os.path.join(environment, "bin", "python")
     version = ".".join(map(str, sys.version_info[:3]))
@@ -57,14 +59,14 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
         fcntl.flock(mutex, fcntl.LOCK_EX)
         if not os.path.exists(os.path.join(environment, "bin", "python")):
             remove_unfinished(environment)
-            # not before: another installer may have been reading it
+            # only now, under the lock: another installer may have been reading the file
             with open(requirements, "w", encoding="utf-8") as file:
                 file.write(request.lock)
             folder = tempfile.mkdtemp(prefix=f"{os.path.basename(environment)}.", dir=os.path.dirname(environment))
             try:
                 os.chmod(folder, 0o755)
                 failure = run_commands(commands(folder, requirements, request.wheelhouse), folder)
-                if failure:
+                if failure:  # the same commands, for the user to repeat
                     by_hand = commands("/tmp/paceline-try", requirements, request.wheelhouse)
                     say(error=failure, repeat=" && ".join(map(shlex.join, by_hand)))
                     return
@@ -77,6 +79,7 @@ def make_environment(request: MakeEnvironmentRequest) -> None:
 
 
 def remove_unfinished(environment: str) -> None:
+    """Remove what a killed agent left of this environment; the caller holds the lock."""
     if os.path.islink(environment):
         os.unlink(environment)
     for left in glob.glob(f"{glob.escape(environment)}.*"):
@@ -107,7 +110,7 @@ def commands(folder: str, requirements: str, wheelhouse: str | None) -> list[lis
 
 
 def run_commands(steps: list[list[str]], folder: str) -> str:
-    """Run the commands; return why one failed, with its last lines, or ''. An exception ends the command, too."""
+    """Run the commands; return why one failed, with its last lines, or ''."""
     with tempfile.TemporaryFile() as output:
         for argv in steps:
             child = subprocess.Popen(
@@ -115,20 +118,21 @@ def run_commands(steps: list[list[str]], folder: str) -> str:
             )
             try:
                 code = wait_for(child, folder)
-            except BaseException:
+            except BaseException:  # the controller is gone: don't install on without it
                 end_command(child)
                 raise
             if code != 0:
                 output.seek(0)
                 lines = output.read().decode(errors="replace").splitlines()
-                shown = [line for line in lines if line.strip() and not _SAYS_LITTLE.search(line)]
+                shown = [line for line in lines if line.strip() and not _NOISE.search(line)]
                 last_lines = [f"      {line}" for line in shown or lines][-LAST_LINES:]
-                what = f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:"
-                return "\n".join([what, *last_lines])
+                head = f"{os.path.basename(argv[0])} ended with code {code} while it made the environment:"
+                return "\n".join([head, *last_lines])
     return ""
 
 
 def wait_for(child: subprocess.Popen[bytes], folder: str) -> int:
+    """Return the exit code of an installer; report its progress meanwhile. Raises OSError: the controller is gone."""
     while True:
         try:
             return child.wait(_REPORT_S)
@@ -146,4 +150,5 @@ def end_command(child: subprocess.Popen[bytes]) -> None:
 
 
 def count_of(folder: str) -> int:
+    """Return how many distributions an environment has."""
     return len(glob.glob(os.path.join(glob.escape(folder), "lib", "python*", "site-packages", "*.dist-info")))

@@ -1,4 +1,7 @@
-"""CPUs, GPUs, memory and limits of this login; the controller asks these functions about its own computer too."""
+"""Find CPUs, GPUs, memory and limits of this host, as its login may use them.
+
+The probe calls these functions on hosts, and the controller calls some of them for its own computer.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,14 @@ def count_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return _gpus_present()
+    # a named device may be a part of a GPU (MIG), so there may be more names than GPUs
     named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
     present = named and (_gpus_present() or any(map(glob.glob, _OTHER_DEVICES)))
-    return named if present else 0  # parts of one GPU (MIG) have names of their own
+    return named if present else 0
 
 
 def _gpus_present() -> int:
-    """Return the GPUs from device files, else from nvidia-smi's list."""
+    """Count NVIDIA's GPUs by their device files, else by nvidia-smi's list."""
     devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
     if devices or not shutil.which("nvidia-smi"):
         return len(devices)
@@ -53,9 +57,10 @@ def count_cpus() -> int:
 
 
 def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
-    """Return models of CPU and GPUs and the GPU driver's version; numbers too: a hypervisor may hide a CPU's name."""
+    """Return the models of CPU and GPUs, and the version of the GPU driver."""
     lines = _pairs_in(r"^(.+?)[ \t]*:[ \t]*(.*)$", [cpuinfo])
-    cpu = dict(reversed(lines))  # of the first processor
+    cpu = dict(reversed(lines))  # the lines of the first processor win
+    # a hypervisor may hide a CPU's name, but not these numbers; of x86, and of ARM
     numbers = [("vendor_id", "cpu family", "model", "stepping"), ("CPU implementer", "CPU part", "CPU variant")]
     names = next((fields for fields in numbers if fields[0] in cpu), ())
     vendor, *others = [cpu.get(name, "?") for name in names] or [""]
@@ -72,23 +77,26 @@ def hardware(cpuinfo: str = "/proc/cpuinfo") -> Hardware:
 
 
 def can_bind_numa(system: str = "/sys") -> bool:
-    """Return whether torchrun can bind ranks to the cores near their GPUs: numactl exists, and these may be used."""
+    """Return whether torchrun can bind ranks to the cores near their GPUs: numactl exists, and they may be used."""
     if shutil.which("numactl") is None:
         return False
     try:
         vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
-        devices = [os.path.dirname(path) for path in vendors if read_text(path) == "0x10de"]
-        nodes = {read_text(os.path.join(folder, "numa_node")) for folder in devices}
-        lists = [read_text(f"{system}/devices/system/node/node{node}/cpulist").split(",") for node in nodes]  # 0-2,8
-        ends = [[part.partition("-") for part in ranges] for ranges in lists]
-        cores = [{core for low, _, high in node for core in range(int(low), int(high or low) + 1)} for node in ends]
-        return bool(cores) and all(node_cores & os.sched_getaffinity(0) for node_cores in cores)
-    except (AttributeError, ValueError):  # a node of -1 has no folder; macOS has no affinity
+        gpus = [os.path.dirname(path) for path in vendors if read_text(path) == "0x10de"]  # NVIDIA
+        numa_nodes = {read_text(os.path.join(folder, "numa_node")) for folder in gpus}
+        for node in numa_nodes:
+            ranges = read_text(f"{system}/devices/system/node/node{node}/cpulist").split(",")  # 0-2,8
+            ends = [part.partition("-") for part in ranges]
+            cores = {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
+            if not cores & os.sched_getaffinity(0):  # a scheduler or container gave this login other cores
+                return False
+    except (AttributeError, ValueError):  # node -1 (unknown) has no folder; macOS has no affinity
         return False
+    return bool(numa_nodes)
 
 
 def _pairs_in(pattern: str, paths: list[str]) -> list[tuple[str, str]]:
-    """Return the pattern's two groups for each match in these files."""
+    """Return the pattern's two groups (name, value) for each match in these files."""
     fields: list[tuple[str, str]] = []
     for path in sorted(paths):
         fields += re.findall(pattern, read_text(path), re.MULTILINE)
@@ -112,7 +120,7 @@ def memory_available_bytes(table: str = "/proc/meminfo") -> int | None:
 
 
 def control_group(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> ControlGroup:
-    """Return the tightest limits of this process's control groups up to the root (Linux' versions 1 and 2)."""
+    """Return the tightest limits of this process's control groups and of all groups above (Linux, versions 1 and 2)."""
     paths = control_groups(own)
     cpus: list[float] = []
     memory: list[tuple[int, int]] = []  # limit and use
@@ -124,12 +132,13 @@ def control_group(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") 
         cpus += _cpu_limit(read_text(f"{folder}/cpu.cfs_quota_us"), read_text(f"{folder}/cpu.cfs_period_us"))
     for folder in _ancestors(f"{root}/memory", paths.get("memory")):
         memory += _memory_limit_and_use(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    # the tightest limit of memory is the one that leaves the least
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1]) if memory else (None, None)
     return ControlGroup(cpus=min(cpus, default=None), memory_bytes=limit, memory_used_bytes=used)
 
 
 def _ancestors(root: str, path: str | None) -> list[str]:
-    """Return the folders of a control group and of its parents, as far as they are mounted here."""
+    """Return the folders of a control group and of all groups above it; none if ``root`` isn't mounted."""
     if path is None or not os.path.isdir(root):
         return []
     parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -137,12 +146,12 @@ def _ancestors(root: str, path: str | None) -> list[str]:
 
 
 def _cpu_limit(quota: str, period: str) -> list[float]:
-    """Return the limit in cores; empty without one (``max``, or -1 in version 1)."""
+    """Return [limit in cores]; [] without a limit (``max``, or -1 in version 1)."""
     return [int(quota) / int(period)] if quota.isdecimal() and period.isdecimal() else []
 
 
 def _memory_limit_and_use(folder: str, limit_file: str, use_file: str) -> list[tuple[int, int]]:
-    """Return limit and use without caches, in bytes; empty without a limit (in version 1 near 2^63)."""
+    """Return [(limit, use without caches)] in bytes; [] without a limit (in version 1 a number near 2^63)."""
     limit, used = read_text(f"{folder}/{limit_file}"), read_text(f"{folder}/{use_file}")
     if not (limit.isdecimal() and used.isdecimal() and int(limit) < 1 << 60):
         return []

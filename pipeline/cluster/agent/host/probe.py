@@ -1,4 +1,8 @@
-"""The host's facts for a launch and for preflight's checks, with its network; installed packages aren't imported."""
+"""Answer a ``ProbeRequest``: collect the facts of this host (``HostFacts``), for launches and `doit preflight`.
+
+The probe takes a fraction of a second, so slow things go on in the background: the import of torch in a warm parent,
+and the look-up of the host's own name.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ def probe(request: ProbeRequest) -> None:
 def facts(request: ProbeRequest) -> HostFacts:
     """Return this host's facts. Raises SystemExit: it has no container image, or no folder that can be written to."""
     began = time.time()
+    # these two go on in the background
     if request.warm is not None:
         warm_up(request.env_passed, request.warm)
     own_name = OwnNameLookup()
@@ -55,7 +60,7 @@ def facts(request: ProbeRequest) -> HostFacts:
         cpus=hardware.count_cpus(),
         gpus=hardware.count_gpus(),
         hardware=hardware.hardware(),
-        # in a container numactl would have to be in the image, and may not bind memory there
+        # torchrun binds by numactl, which an image needn't have, and which may not bind memory in a container
         can_bind_numa=ranks_container is None and hardware.can_bind_numa(),
         nvidia_smi=usage.nvidia_smi(request.gpu_s) if request.gpu_s else None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -73,7 +78,7 @@ def facts(request: ProbeRequest) -> HostFacts:
         free_ports=free_ports(4),
         machine=machine(),
         network_variables=from_environment(request.env_names),
-        not_passed=from_environment(request.env_families, but=request.env_passed),
+        not_passed=from_environment(request.env_families, excluded=request.env_passed),
         claims=claims_here(),
         left_folders=left_folders,
         pack_path=pack_path(request.pack_digest, request.pack_folders, workdir),
@@ -86,8 +91,8 @@ def software_of_ranks(request: ProbeRequest, workdir: str) -> tuple[Container | 
     requested = request.container
     if requested is None:
         return None, software(request.modules, request.python_path)
-    found = container.find_image(requested.image, workdir, gpus=requested.gpus, mounts=requested.mounts)
-    return found, container.software_in(found, requested.image, request.modules, request.python_path)
+    image = container.find_image(requested.image, workdir, gpus=requested.gpus, mounts=requested.mounts)
+    return image, container.software_in(image, requested.image, request.modules, request.python_path)
 
 
 def pack_path(digest: str, folders: Sequence[str], workdir: str) -> str | None:
@@ -101,11 +106,10 @@ _SIOCGIFADDR = 0x8915
 
 
 def interfaces() -> dict[str, str]:
-    """Return every address of this node with its interface (Linux; elsewhere empty)."""
+    """Return address → interface, for all addresses of this node (Linux; elsewhere empty)."""
     by_address: dict[str, str] = {}
     if not LINUX:
         return by_address
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # interfaces without an IPv4 address
@@ -120,6 +124,7 @@ def interfaces() -> dict[str, str]:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
+    """Return ports that no program listens on. All are held at once, so that they differ."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:

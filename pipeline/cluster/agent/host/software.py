@@ -1,6 +1,6 @@
-"""The software of the interpreter that runs this: Python, torch, installed packages. Nothing of it is imported.
+"""Find the software of the interpreter that runs this module: Python, torch, installed packages. Nothing is imported.
 
-The standard library alone: the text of this module is also run by the Python of a container image.
+The module imports only the standard library, because its text is also run by the Python of a container image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 
 
 def torch_versions() -> tuple[str | None, str | None]:
-    """Return the versions of torch and of its CUDA from torch/version.py, because importing torch takes seconds."""
+    """Return the versions of (torch, its CUDA) from the text of torch/version.py: importing torch takes seconds."""
     spec = find_spec("torch")
     if spec is None or not spec.origin:
         return None, None
@@ -52,13 +52,14 @@ def packages(named: Sequence[str]) -> dict[str, str]:
 def content_digest(metadata: str) -> str:
     """Return `` (content DIGEST)`` of a package installed from a folder or repository, and '' of one from an index.
 
-    pipeline/keys/installed.py computes the same.
+    Such a package can change without a new version. pipeline/keys/installed.py computes the same.
     """
     if not os.path.exists(os.path.join(metadata, "direct_url.json")):
         return ""
     lines: list[str] = []
     with contextlib.suppress(OSError), open(os.path.join(metadata, "RECORD"), encoding="utf-8") as file:
         lines = file.read().splitlines()
+    # only files of the package itself: scripts lie outside, and metadata and bytecode differ between installations
     files = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
     digest = hashlib.sha256("\n".join(files).encode()).hexdigest()
     return f" (content {digest[:12]})"
@@ -74,25 +75,29 @@ def distribution_of(name: str) -> tuple[str, str]:
 
 
 def normal(name: str) -> str:
+    """Return a distribution's name in the normal form of package indexes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def modules(names: Sequence[str], python_path: Sequence[str]) -> dict[str, str]:
-    """Return the modules of ``names`` that a rank could import → version of their distribution; none is imported."""
-    if not names:  # usual: the names of folders show the distributions
+    """Return module → version of its distribution, for those of ``names`` that a rank could import."""
+    if not names:
         return {}
     path = [*python_path, *(entry for entry in sys.path if is_installed(entry))]
     return {name: version_of_module(name, path) for name in names if is_importable(name, path)}
 
 
 def is_installed(entry: str) -> bool:
-    """Whether this entry of sys.path holds installed packages: trainers/entry.py removes the others from the ranks'."""
+    """Return whether an entry of sys.path holds installed packages.
+
+    Ranks import from nowhere else but their snapshot: trainers/entry.py removes the other entries there.
+    """
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    place = os.path.realpath(entry)
-    if any(f"{place}/".startswith(f"{os.path.realpath(folder)}/") for folder in folders):
+    path = os.path.realpath(entry)
+    if any(f"{path}/".startswith(f"{os.path.realpath(folder)}/") for folder in folders):
         return True
-    return bool(entry) and bool(glob.glob(os.path.join(glob.escape(place), "*.dist-info")))
+    return bool(entry) and bool(glob.glob(os.path.join(glob.escape(path), "*.dist-info")))
 
 
 def is_importable(name: str, path: list[str]) -> bool:
@@ -105,8 +110,8 @@ def is_importable(name: str, path: list[str]) -> bool:
 
 
 def version_of_module(name: str, path: list[str]) -> str:
-    """Return the version by the file lists of installed packages; ``unknown`` if none has the module."""
-    from importlib.metadata import distributions  # reads e-mail headers: much to import for a rare question
+    """Return the version of the installed distribution that lists the module's file; ``unknown`` if none does."""
+    from importlib.metadata import distributions  # rarely needed, and imports the e-mail package
 
     begin = name.replace(".", "/")
     for distribution in distributions(path=path):
@@ -118,7 +123,7 @@ def version_of_module(name: str, path: list[str]) -> str:
 
 
 def software(names: Sequence[str], python_path: Sequence[str]) -> dict[str, object]:
-    """Return Python, torch's versions, packages, and modules of ``names`` that no distribution is named after."""
+    """Return the fields of ``HostFacts`` about software. ``modules``: those of ``names`` that are no distribution."""
     installed = packages(names)
     others = [name for name in names if normal(name) not in installed]
     torch, cuda = torch_versions()

@@ -1,4 +1,7 @@
-"""Load of this node: processor, memory, network, disk and GPUs with their users, from /proc and nvidia-smi."""
+"""Measure the load of this node (processor, memory, network, disk, GPUs), from /proc and nvidia-smi.
+
+Heartbeats carry the load, once every few seconds. The probe asks nvidia-smi for more: errors, throttling, users.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _SMI_QUERIES = {
 }
 
 Counters = tuple[float, float, int, int]
-"""Busy and all processor time (of all cores, in any unit), bytes received and sent since the node started."""
+"""(busy, total) processor time of all cores in any unit, then bytes (received, sent), since the node was started."""
 
 
 class UsageSampler:
@@ -48,10 +51,11 @@ class UsageSampler:
         self._query_lock = threading.Lock()
 
     def look(self) -> Usage | None:
-        """Return the load since the last sample. None: too early, or unknown here."""
+        """Return the load since the last sample. None: too early, or unknown on this system."""
         now = time.monotonic()
         if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
             self._gpus_at = now
+            # in a thread, because nvidia-smi takes up to seconds and would delay the heartbeat
             in_thread(self._query_gpus, on_error=lambda _: None)
         if now - self._at < EVERY_S:
             return self._last
@@ -75,7 +79,7 @@ class UsageSampler:
         return self._last
 
     def _query_gpus(self) -> None:
-        if not self._query_lock.acquire(blocking=False):  # the last answer still hasn't come
+        if not self._query_lock.acquire(blocking=False):  # the previous query hangs
             return
         try:
             argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
@@ -89,9 +93,9 @@ class UsageSampler:
 
 def rates_between(before: Counters, now: Counters, passed_s: float) -> tuple[float, float, float]:
     """Return the busy share of all cores between two samples (0 to 1), and bytes received and sent per second."""
-    busy, whole = now[0] - before[0], now[1] - before[1]
-    received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
-    cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0
+    busy, total = now[0] - before[0], now[1] - before[1]
+    received, sent = (max(0, now[index] - before[index]) / max(passed_s, 1e-3) for index in (2, 3))
+    cpu = min(1.0, max(0.0, busy / total)) if total > 0 else 0.0
     return round(cpu, 3), round(received), round(sent)
 
 
@@ -103,7 +107,7 @@ def counters() -> Counters | None:
 
 
 def memory_bytes() -> tuple[int, int] | None:
-    """Return the bytes in use and in total; caches, which the system would give up at once, count as free."""
+    """Return bytes (in use, in total); None if unknown. Caches count as free, as the system gives them up at once."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         with open("/proc/meminfo", encoding="ascii") as file:
             rows = dict(line.split(":", 1) for line in file)
@@ -113,7 +117,7 @@ def memory_bytes() -> tuple[int, int] | None:
 
 
 def disk(folder: str) -> tuple[int, int]:
-    """Return the bytes in use, and free for ordinary users, on the disk of a folder; zeros if unknown."""
+    """Return bytes (in use, free for ordinary users) on the disk of a folder; zeros if unknown."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -122,14 +126,14 @@ def disk(folder: str) -> tuple[int, int]:
 
 
 def processor_time(line: str) -> tuple[int, int]:
-    """Parse busy and total time from the first line of /proc/stat; user and nice include guests."""
+    """Parse (busy, total) time from the first line of /proc/stat. Times of guests are in user and nice already."""
     user, nice, system, idle, wait, irq, soft, steal = map(int, line.split()[1:9])
     busy = user + nice + system + irq + soft + steal
     return busy, busy + idle + wait
 
 
 def traffic(text: str) -> tuple[int, int]:
-    """Return bytes received and sent over all interfaces except the loopback, from /proc/net/dev."""
+    """Return bytes (received, sent) over all interfaces except the loopback, from /proc/net/dev."""
     received = sent = 0
     for line in text.splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -154,6 +158,7 @@ def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
+    # all queries at once: each takes up to seconds
     until, outputs = time.monotonic() + limit_s, dict[str, str]()
     children = {
         name: subprocess.Popen(
@@ -181,7 +186,7 @@ def nvidia_smi(limit_s: float) -> NvidiaSmi | None:
 
 
 def owner(pid: str) -> str:
-    """Return ``pid, user, unix seconds of its start, PACELINE_NODE``; empty for a process of another container."""
+    """Return ``pid, user, unix seconds of its start, PACELINE_NODE``; '' for a process of another container."""
     try:
         user = os.stat(f"/proc/{pid}").st_uid
         ticks = int(stat_fields(int(pid))[19])

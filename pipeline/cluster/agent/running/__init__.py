@@ -1,1 +1,1 @@
-"""A run on a host: the start of an attempt, its supervisor, and the observation of its ranks."""
+"""What the agent does for a run on a host: start an attempt, supervise its torchrun, and observe its ranks."""

@@ -1,8 +1,8 @@
-"""Claims: which run computes on which devices of this host, for all of its users.
+"""Claims: notes on a host, visible to all of its users, which run computes on which devices (GPUs, or the CPUs).
 
-A claim is a file in a shared folder, locked (flock) by the process that made it, so it ends with that process. The
-folder belongs to its first user, who could replace anything in it by links. So it is opened once, without following
-links, and all paths are relative to that descriptor.
+A claim is a file in a folder below /tmp, locked (flock) by the process that made it. The claim ends with that process,
+however it dies. The folder belongs to whoever used it first, and this user could replace anything in it by links. So
+the folder is opened once, without following links, and all paths are relative to that descriptor.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..wire import BUSY, LONGEST_TITLE, clock, printable_title
 FOLDER = "/tmp/paceline-claims"
 _MODE = 0o1777  # all users make claims there, and remove only their own
 _REMEDY = "ask its owner or an administrator to release it, or start without a claim: cluster.when_busy=share"
-_NUMBER = "000000000"  # agents of older versions order claims by a number, and never displace the lowest
-_NAME = re.compile(r"\d{9}-\d+-\d+")  # number, process, moment
+_NUMBER = "000000000"  # for agents of older versions, which order claims by a number, and never displace the lowest
+_NAME = re.compile(r"\d{9}-\d+-\d+")  # of a claim's file: number, process, moment
 _MUTEX_S = 5.0  # limit for the folder's lock, which is held for milliseconds
-_MOST_BYTES = 4096
-_LATEST = 1e11  # unix seconds; later ones have no date
+_MOST_BYTES = 4096  # of a claim's file that are read: another user may have written anything
+_LATEST = 1e11  # unix seconds in the far future; ``time`` can't format still later ones
 
 
 class Claim:
-    """A claim of this process, shared by children that it forks; it ends with the last of them."""
+    """A claim of this process. Children that it forks share the lock, and the claim ends with the last of them."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
@@ -42,6 +42,7 @@ class Claim:
     def release(self) -> None:
         folder, name = os.path.split(self.path)
         with contextlib.suppress(OSError), opened(folder) as folder_fd:
+            # another user of the folder may have put another file there
             if os.path.samestat(os.stat(name, dir_fd=folder_fd, follow_symlinks=False), os.fstat(self.descriptor)):
                 os.unlink(name, dir_fd=folder_fd)
         with contextlib.suppress(OSError):
@@ -53,22 +54,21 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
         with opened(folder) as folder_fd:
-            os.fchmod(folder_fd, _MODE)
+            os.fchmod(folder_fd, _MODE)  # ``mkdir`` would apply the umask
     with locked(folder) as folder_fd:
-        others = (
-            [claim for claim in living(folder_fd) if request.collides_with(claim)] if request.refuses_others else []
-        )
-        if others:
-            raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
+        if request.refuses_others:
+            others = [claim for claim in living(folder_fd) if request.collides_with(claim)]
+            if others:
+                raise SystemExit(BUSY + "; ".join(claim.description for claim in others))
         name = f"{_NUMBER}-{os.getpid()}-{time.monotonic_ns()}"
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
-        except PermissionError as error:
+        except PermissionError as error:  # its first user has a version, or a umask, that closed it to others
             status = os.fstat(folder_fd)
             mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
             why = f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"
             raise OSError(error.errno, why, folder) from error
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, because the file is new
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never blocks, as the file is new
         os.write(descriptor, claim_file(request, time.time()))
         os.fchmod(descriptor, 0o644)  # readable for other users, whatever the umask
     return Claim(os.path.join(folder, name), descriptor)
@@ -91,7 +91,7 @@ def opened(folder: str) -> Iterator[int]:
     """Open the folder, and yield its descriptor. Raises OSError: it is missing, or a link or file is in its place."""
     try:
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (NotADirectoryError, PermissionError) as error:  # NotADirectoryError: also for a link
+    except (NotADirectoryError, PermissionError) as error:  # NotADirectoryError comes for a link, too
         owner = user_name(os.lstat(folder).st_uid)
         is_closed = isinstance(error, PermissionError)
         cause = "has closed it" if is_closed else "has put a link or a file where a folder of claims should be"
@@ -106,6 +106,7 @@ def opened(folder: str) -> Iterator[int]:
 def locked(folder: str) -> Iterator[int]:
     """Open the folder and hold its lock. Raises OSError: as ``opened``, or another process keeps the lock."""
     with opened(folder) as folder_fd:
+        # not a blocking lock, because any user of the host could hold it for ever
         until = time.monotonic() + _MUTEX_S
         while True:
             try:
@@ -123,7 +124,7 @@ def living(folder_fd: int) -> list[HeldClaim]:
     """Return the claims of living processes, oldest first; remove those of this user's ended processes."""
     claims = []
     for name in filter(_NAME.fullmatch, sorted(os.listdir(folder_fd))):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no claim, or removed meanwhile
             claim = read_claim(name, folder_fd)
             if claim is not None:
                 claims.append(claim)
@@ -134,12 +135,13 @@ def living(folder_fd: int) -> list[HeldClaim]:
 
 def read_claim(name: str, folder_fd: int) -> HeldClaim | None:
     """Read a claim; None if its process has ended. Raises OSError, ValueError, TypeError, KeyError: it is no claim."""
+    # O_NONBLOCK: opening a pipe would block
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(name)
-        with contextlib.suppress(BlockingIOError):  # the lock can be taken: its process has ended
+        with contextlib.suppress(BlockingIOError):  # if the lock can be taken, the claim's process has ended
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         value = json.loads(os.read(descriptor, _MOST_BYTES))
@@ -160,6 +162,7 @@ def read_claim(name: str, folder_fd: int) -> HeldClaim | None:
 
 
 def described(claim: HeldClaim) -> str:
+    """Return ``alice's run 5a0c12ab34cd (resnet18) has GPU 0 and 1 since 09:12``."""
     gpus = [name.partition(":")[2] for name in claim.resources if name.startswith("gpu:")]
     devices = f"GPU {' and '.join(gpus)}" if gpus else "its processors"
     return f"{claim.user}'s {claim.title} has {devices} since {clock(claim.since)}"

@@ -1,6 +1,7 @@
-"""The ranks of a node as they are seen from outside: their heartbeats, and an examination of those that hang.
+"""Observe the ranks of a node from outside: their heartbeats each second, and an examination of ranks that hang.
 
-An examination reads states, processor time, sockets, stacks and NCCL's collectives. It ends nothing.
+An examination reads process states, processor time, sockets, stacks and NCCL's collectives. It ends nothing.
+``RankBeats.read`` and ``examine`` are called by the agent process that follows a start (``follow.py``, ``job.py``).
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ from ..wire import Json
 from .processes import LINUX, ip_address, open_files, pids_of_tree, process_state, stat_fields, tcp_table
 
 WINDOW_S = 1.5  # in which processor time is counted and stacks are written
-DUMP_S = 6.0  # until a dump is complete: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives
+DUMP_S = 6.0  # limit for a dump: torch reads the pipe once a second, and took 4 to 5 s for 30 collectives
 _DUMP_POLL_S = 0.2
 _DAMAGED_DUMP = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 _MOST_FRAMES = 12
-_WORKING_CORES = 0.02  # processor seconds per second from which a script's rank counts as working
-_WORKING_WAKES_PER_S = 30.0  # the same for wake-ups: a download wakes for each packet, a wait a few times a second
+# A script's rank counts as working from this load on. A wait for other ranks wakes a few times a second, but a
+# download wakes for each packet.
+_WORKING_CORES = 0.02
+_WORKING_WAKES_PER_S = 30.0
 _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
-_stacks_at = [0.0]  # monotonic time when ranks last wrote their stacks, which is no work of their own
+_stacks_at = [0.0]  # monotonic time of the last examination, whose stacks ranks write without working for themselves
 
 
 def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
@@ -55,6 +58,7 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
     if order.peers:
         peers = tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in order.peers)
         return NodeExamination(host=node.host, peers=peers)
+    # first request everything that ranks have to write themselves, then give all of them the same time for it
     beats = read_beats(node)
     _stacks_at[0] = time.monotonic()
     cpu_before_s = [_state_and_cpu_s(beat.pid)[1] for _, beat in beats]
@@ -67,7 +71,8 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
         _examine_rank(folder, beat, cpu_before_s[number], stacks_bytes[number])
         for number, (folder, beat) in enumerate(beats)
     ]
-    if not any(rank.state in _STOPPED for rank in ranks):  # a stopped rank is the reason itself, and writes no dump
+    # a stopped rank explains the hang already, and would let this wait for its dump in vain
+    if not any(rank.state in _STOPPED for rank in ranks):
         ranks = [
             rank._replace(nccl=read_dump(dump, dumps_until) if dump is not None else ())
             for rank, dump in zip(ranks, dumps)  # noqa: B905 - Python 3.9 has no strict
@@ -76,10 +81,13 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
 
 
 def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes: int | None) -> RankExamination:
+    """Return the examination of one rank. ``stacks_bytes``: where its newest stacks begin in its file; None: none."""
     pid = beat.pid
     state, cpu_s = _state_and_cpu_s(pid)
-    if holder := _stopped_around(pid):  # the reason itself: it stands in the rank's place, to be named
-        state, beat = _STOPPED[0], beat._replace(pid=holder)
+    # report a stopped process that holds the rank up as if it were the rank, so that the controller names it
+    stopped_pid = _stopped_around(pid)
+    if stopped_pid is not None:
+        state, beat = _STOPPED[0], beat._replace(pid=stopped_pid)
     stack = _innermost_frames(os.path.join(folder, STACKS), stacks_bytes) if stacks_bytes is not None else []
     return RankExamination(
         beat=beat,
@@ -96,24 +104,24 @@ def _state_and_cpu_s(pid: int) -> tuple[str, float]:
     """Return the main thread's state letter ("" if unknown), and the processor seconds of all threads."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = stat_fields(pid)
-        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
     return "", 0.0
 
 
 def _stopped_around(pid: int) -> int | None:
     """Return a stopped process that holds the rank ``pid`` up: one of its children, or torchrun, its parent."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        around = [*pids_of_tree(pid), int(stat_fields(pid)[1])]
-        return next((other for other in around if process_state(other) in _STOPPED), None)
+        parent = int(stat_fields(pid)[1])
+        return next((other for other in [*pids_of_tree(pid), parent] if process_state(other) in _STOPPED), None)
     return None
 
 
 def _request_stacks(folder: str, beat: RankBeat) -> int | None:
-    """Ask the rank for its stacks; return where they begin in its file. None: it has no handler, and would end."""
+    """Ask the rank for its stacks. Return where they will begin in its file (bytes); None: it can't write them."""
     try:
         size = os.path.getsize(os.path.join(folder, STACKS))
+        # without a handler the signal would end the rank. SigCgt: a mask in which bit 0 is signal 1
         caught = re.search(r"^SigCgt:\s*(\w+)", read_text(f"/proc/{beat.pid}/status"), re.MULTILINE)
-        # signals are counted from 1, bits from 0
         if not LINUX or (caught is not None and int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1):
             os.kill(beat.pid, STACKS_SIGNAL)
             return size
@@ -123,15 +131,15 @@ def _request_stacks(folder: str, beat: RankBeat) -> int | None:
 
 
 def _innermost_frames(path: str, start_bytes: int) -> list[str]:
-    """Return ``file:line in function`` of the main thread, innermost first; faulthandler writes that thread last."""
+    """Return the main thread's frames as ``file:line in function``, innermost first."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(start_bytes)
             written = file.read(1 << 18)
     except OSError:
         return []
-    last = re.split(r"^(?:Current thread|Thread) .*$", written, flags=re.MULTILINE)[-1]
-    matches = (_FRAME.match(line) for line in last.splitlines())
+    main_thread = re.split(r"^(?:Current thread|Thread) .*$", written, flags=re.MULTILINE)[-1]  # faulthandler's order
+    matches = (_FRAME.match(line) for line in main_thread.splitlines())
     return [f"{frame[1]}:{frame[2]} in {frame[3]}" for frame in matches if frame][:_MOST_FRAMES]
 
 
@@ -142,9 +150,10 @@ def _stuck_sockets(pid: int) -> list[Socket]:
         inodes.update(target for _, target in open_files(pid))
     rows = []
     for fields in tcp_table(f"/proc/{pid}/net"):
-        # columns: 2 remote address, 3 state, 4 send:receive queue, 6 retransmits, 9 inode
+        # fields: 2 remote address, 3 state, 4 send queue:receive queue, 6 retransmits, 9 inode; numbers are hexadecimal
         if fields[3] == _ESTABLISHED and f"socket:[{fields[9]}]" in inodes:
-            (unsent, unread), resent = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
+            unsent, unread = (int(length, 16) for length in fields[4].split(":"))
+            resent = int(fields[6], 16)
             if unsent or resent or unread:
                 peer = ip_address(fields[2])
                 rows.append(Socket(peer=peer, unsent_bytes=unsent, sent_again=resent, unread_bytes=unread))
@@ -152,7 +161,7 @@ def _stuck_sockets(pid: int) -> list[Socket]:
 
 
 def _try_ssh_server(address: str, port: int) -> str:
-    """Return ``answers``, ``silent`` (it accepts, no ssh server answers), ``refuses`` or ``unreachable``."""
+    """Return ``answers``, ``silent`` (connected, but no greeting of ssh came), ``refuses`` or ``unreachable``."""
     try:
         connection = socket.create_connection((address, port), timeout=_PEER_S)
     except ConnectionRefusedError:
@@ -190,10 +199,10 @@ def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
 
 
 class RankBeats:
-    """The heartbeats of a node's ranks.
+    """Reads the heartbeats of a node's ranks again and again.
 
-    A script publishes no phases. So ``moves`` of its rank counts the calls of ``read`` that found new work: processor
-    time, bytes, wake-ups of the main thread, or a printed line or metric, which counts for all ranks.
+    A script publishes no phases. So ``moves`` of its rank counts how often ``read`` found that it had worked since the
+    previous call: processor time, bytes, or wake-ups. A printed line or metric counts for all ranks.
     """
 
     def __init__(self, node: NodeStart) -> None:
@@ -203,21 +212,25 @@ class RankBeats:
 
     def read(self) -> list[RankBeat]:
         beats = [beat for _, beat in read_beats(self._node)]
-        wrote = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._wrote()
-        return [self._script_beat(beat, wrote) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats]
+        has_printed = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._has_printed()
+        return [
+            self._script_beat(beat, has_printed) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats
+        ]
 
-    def _script_beat(self, beat: RankBeat, wrote: bool) -> RankBeat:
+    def _script_beat(self, beat: RankBeat, has_printed: bool) -> RankBeat:
+        """Fill in ``moves`` and ``for_s`` of a script's rank by comparing its work with the previous sample."""
         pid, now = beat.pid, time.monotonic()
         last = self._samples.get(pid, _Sample(now, {}, 0, now))
         work = {member: _work_of(member, is_rank=member == pid) for member in pids_of_tree(pid)}
+        # an examination since the last sample made the rank write its stacks: that is no work of the script
         has_worked = _has_worked(last.work, work, now - last.at) and _stacks_at[0] < last.at
-        has_moved = wrote or not last.work or has_worked
+        has_moved = has_printed or not last.work or has_worked
         moves, moved_at = (last.moves + 1, now) if has_moved else (last.moves, last.moved_at)
         self._samples[pid] = _Sample(now, work, moves, moved_at)
         return beat._replace(moves=moves, for_s=round(now - moved_at, 3))
 
-    def _wrote(self) -> bool:
-        """Whether a rank printed or logged since the last call (not by the log: the agent writes there, too)."""
+    def _has_printed(self) -> bool:
+        """Return whether a rank printed or logged since the last call, by the sizes of the files that ranks write."""
         state = self._node.state_dir
         paths = glob.glob(os.path.join(glob.escape(state), RANK_OUTPUTS))
         paths += [os.path.join(state, "torchrun.log"), os.path.join(self._node.run_dir, run_folder.METRICS)]
@@ -229,13 +242,13 @@ class _Work(NamedTuple):
     """The work of one process so far."""
 
     cpu_s: float = 0.0
-    bytes: int = 0  # read and written, and pages read from a disk
-    wakes: int = 0  # of the main thread of a rank
+    bytes: int = 0  # read and written, plus the number of pages read from a disk
+    wakes: int = 0  # of the main thread, counted for ranks only
     is_ready: bool = False  # it has a core, or waits for one
 
 
 class _Sample(NamedTuple):
-    """What a script's rank had done at a look."""
+    """What a script's rank and the processes below it had done at one moment."""
 
     at: float  # monotonic
     work: dict[int, _Work]  # by process id
@@ -244,6 +257,7 @@ class _Sample(NamedTuple):
 
 
 def _has_worked(before: dict[int, _Work], now: dict[int, _Work], passed_s: float) -> bool:
+    """Return whether processes (process id → work) did more in ``passed_s`` than waiting takes."""
     pairs = [(before.get(pid, _Work()), work) for pid, work in now.items()]
     cpu_s = sum(work.cpu_s - old.cpu_s for old, work in pairs)
     wakes = sum(work.wakes - old.wakes for old, work in pairs)
@@ -258,7 +272,7 @@ def _work_of(pid: int, *, is_rank: bool) -> _Work:
     """Return the work of one process. ``is_rank``: its wake-ups count."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = stat_fields(pid)
-        ticks = sum(map(int, fields[11:15]))  # its own and those of children that have ended
+        ticks = sum(map(int, fields[11:15]))  # of the process and of its children that have ended
         amount = int(fields[9]) + sum(_numbers_in(f"/proc/{pid}/io", "rchar", "wchar"))  # fields[9]: major faults
         wakes = sum(_numbers_in(f"/proc/{pid}/status", "voluntary_ctxt_switches")) if is_rank else 0
         return _Work(ticks / os.sysconf("SC_CLK_TCK"), amount, wakes, is_ready=fields[0] == "R")
@@ -266,6 +280,7 @@ def _work_of(pid: int, *, is_rank: bool) -> _Work:
 
 
 def _numbers_in(path: str, *names: str) -> list[int]:
+    """Return the numbers in the lines ``NAME: NUMBER`` of a file of /proc."""
     return [
         int(number) for name, number in re.findall(r"^(\w+):\s*(\d+)$", read_text(path), re.MULTILINE) if name in names
     ]
@@ -277,20 +292,23 @@ def _size(path: str) -> int:
     return -1
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles numbers, texts, lists and dictionaries alone: nothing in a rank's file is imported or called."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles only numbers, texts, lists and dictionaries. Nothing that a rank's file names is imported or called."""
 
     def find_class(self, module: str, name: str) -> None:
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
 def request_dump(folder: str, rank: int) -> str | None:
-    """Ask the rank with files in ``folder`` for a dump; return its path. None: it has no flight recorder."""
+    """Ask a rank for a dump of torch's flight recorder, which counts its NCCL collectives.
+
+    Return the path that the dump will have; None: the rank has no flight recorder. ``folder``: the rank's files.
+    """
     pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
     with contextlib.suppress(OSError):
         os.unlink(dump)
     try:
-        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails if nobody reads the pipe
     except OSError:
         return None
     with contextlib.suppress(OSError):
@@ -303,32 +321,34 @@ def read_dump(dump: str, until: float) -> tuple[Collectives, ...]:
     """Return the collectives of each process group; empty if no complete dump exists by ``until`` (monotonic)."""
     while True:
         with contextlib.suppress(OSError, *_DAMAGED_DUMP), open(dump, "rb") as file:
-            return _collectives_of(_Plain(file).load())
+            return _collectives_of(_PlainUnpickler(file).load())
         if time.monotonic() >= until:
             return ()
         time.sleep(_DUMP_POLL_S)
 
 
 def _collectives_of(dump: Json) -> tuple[Collectives, ...]:
+    """Parse a dump of torch's flight recorder: counts of each process group, and the entries of recent collectives."""
     rows = []
     for group, status in dump["pg_status"].items():
-        given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
-        if given <= 0:
+        enqueued, completed = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+        if enqueued <= 0:
             continue
-        waits = [
+        first_incomplete = [
             entry
             for entry in dump["entries"]
             if str(entry["process_group"][0]) == str(group)
-            and entry["collective_seq_id"] == ended + 1
+            and entry["collective_seq_id"] == completed + 1
             and not entry["is_p2p"]
         ]
-        which = _next_collective(waits[-1]) if waits else {}
-        rows.append(Collectives(group=str(group), given=given, ended=max(ended, 0), **which))
+        described = _describe_collective(first_incomplete[-1]) if first_incomplete else {}
+        rows.append(Collectives(group=str(group), enqueued=enqueued, completed=max(completed, 0), **described))
     return tuple(rows)
 
 
-def _next_collective(entry: Json) -> dict[str, str]:
-    name = str(entry["profiling_name"]).rpartition(":")[2]
+def _describe_collective(entry: Json) -> dict[str, str]:
+    """Return the fields ``next`` and ``at`` of ``Collectives``."""
+    name = str(entry["profiling_name"]).rpartition(":")[2]  # nccl:all_reduce
     sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
     kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))
     frames = [frame for frame in entry.get("frames", [])[:_MOST_FRAMES] if "/torch/" not in frame["filename"]]

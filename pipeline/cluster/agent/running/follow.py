@@ -1,4 +1,8 @@
-"""The live stream from a node to the controller: log lines, metrics, heartbeats and the end of a start."""
+"""Answer a ``FollowRequest``: stream a start's log, metrics and heartbeats to the controller, until its end.
+
+The stream may break and be opened anew from the last offset. The ranks and their supervisor don't depend on it, but
+the heartbeats that come from the controller on stdin renew their lease.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ from .examination import RankBeats, examine
 from .processes import POLL_S, end_tree, send_all
 from .registry import is_alive
 
-FROZEN_S = 12.0  # without a beat, of which a supervisor gives two a second
+FROZEN_S = 12.0  # a supervisor without a beat for so long counts as frozen; normally it gives two a second
 HEARTBEAT_TIMEOUT_S = 8.0
-LAST_EXAMINATION_S = 2.5  # for examinations under way at the end; one of an unreachable host takes 2 s
+LAST_EXAMINATION_S = 2.5  # limit at the end for examinations under way; one of an unreachable host takes 2 s
 _BEAT_S = 1.0
 
 
@@ -39,19 +43,19 @@ def follow(request: FollowRequest) -> None:
     in_thread(controller.leave_after_silence, on_error=leave)
     try:
         stream(request, node, controller)
-    except OSError as error:  # the connection is closed, or a file can't be read: a new stream may succeed
+    except OSError as error:  # the connection is closed, or a file can't be read: the controller tries another stream
         leave(str(error))
 
 
 def leave(why: str = "") -> NoReturn:
-    """End the stream at once, because the listening thread's read would delay an ordinary exit."""
+    """End this process at once. An ordinary exit would wait for the thread that reads stdin."""
     with contextlib.suppress(OSError):
         print(why, file=sys.stderr, flush=True)
     os._exit(1)
 
 
 class Controller:
-    """The controller at the other end of the stream: takes its heartbeats and orders, and makes its examinations."""
+    """The controller at the other end of the stream: its heartbeats, its orders, and the examinations it wants."""
 
     def __init__(self, node: NodeStart) -> None:
         self.node = node
@@ -60,7 +64,10 @@ class Controller:
         self.examinations: list[NodeExamination] = []  # complete ones, to be sent
 
     def listen(self) -> None:
-        """Renew the lease by heartbeats, and follow orders: ``stop``, ``prune`` (for rank 0), ``examine {order}``."""
+        """Read lines from stdin. Each renews the lease; ``stop``, ``prune`` and ``examine {order}`` are also orders.
+
+        ``prune`` asks rank 0 to end the run at the next epoch, as the sweep gives this trial up.
+        """
         lease = os.path.join(self.node.state_dir, "lease")
         touch(lease)
         touch(os.path.join(self.node.state_dir, "attached"))
@@ -84,7 +91,7 @@ class Controller:
         self.examinations.append(examine(self.node, order))
 
     def send_examinations(self, *, last: bool) -> None:
-        """Send what is ready; ``last``: also what will be ready in a moment. Raises OSError."""
+        """Send complete examinations; ``last``: wait a moment for those under way. Raises OSError."""
         until = time.monotonic() + LAST_EXAMINATION_S
         for thread in self.threads if last else ():
             thread.join(max(0.0, until - time.monotonic()))
@@ -107,9 +114,10 @@ def stream(request: FollowRequest, node: NodeStart, controller: Controller) -> N
     if sends_metrics:
         metrics = os.path.join(node.run_dir, run_folder.METRICS)
         files.append(GrowingFile("metrics", metrics, request.metrics_offset_bytes))
-    newest = newest_write_ms if request.is_script else newest_checkpoint
+    newest_saved = newest_write_ms if request.is_script else newest_checkpoint
     reported_at = time.monotonic()
     while True:
+        # look for the end before the lines are sent: so none of the lines before the end is missed
         end = read_record(NodeEnd, os.path.join(node.state_dir, "exit.json"))
         end = end or end_without_supervisor(node, supervisor_beat, mark)
         while sum(file.send_lines() for file in files):
@@ -120,15 +128,15 @@ def stream(request: FollowRequest, node: NodeStart, controller: Controller) -> N
             os._exit(0)
         if time.monotonic() - reported_at > _BEAT_S:
             reported_at = time.monotonic()
-            saved = newest(node.run_dir) if sends_metrics else 0
+            saved = newest_saved(node.run_dir) if sends_metrics else 0  # only rank 0's node has checkpoints
             say(beat=NodeBeat(node.host, tuple(rank_beats.read()), saved, usage.look()))
         time.sleep(POLL_S)
 
 
 def newest_checkpoint(run_dir: str) -> int:
-    """Return the step of the newest complete checkpoint, whose .json is written last; 0 without one."""
-    sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
-    matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
+    """Return the step of the newest complete checkpoint; 0 without one. Of its files, the .json is written last."""
+    notes = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
+    matches = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in notes)
     return max((int(name[1]) for name in matches if name), default=0)
 
 
@@ -146,7 +154,7 @@ class GrowingFile:
                 start_bytes = self.offset = min(self.offset, os.fstat(file.fileno()).st_size)
                 file.seek(start_bytes)
                 data = file.read(1 << 18)
-                if b"\n" not in data:  # one line that is longer (the supervisor cuts what ranks print)
+                if b"\n" not in data:  # a single longer line: of metrics, as the supervisor cuts long lines of the log
                     data += file.readline()
         except FileNotFoundError:
             return False
@@ -160,7 +168,7 @@ class GrowingFile:
 
 
 def end_without_supervisor(node: NodeStart, supervisor_beat: Silence, mark: str) -> NodeEnd | None:
-    """Kill the processes with ``mark`` if the supervisor is dead or frozen, and return the end; None while it lives."""
+    """Kill the processes of a start whose supervisor is dead or frozen, and return its end; None while it lives."""
     if not os.path.isdir(node.state_dir):
         return NodeEnd(code=1, reason=REMOVED % node.run_dir, lost=True)
     entry = read_record(RegistryEntry, os.path.join(node.state_dir, "agent.json"))
@@ -170,6 +178,7 @@ def end_without_supervisor(node: NodeStart, supervisor_beat: Silence, mark: str)
     time.sleep(3 * POLL_S)  # an ending supervisor may be writing exit.json
     if end := read_record(NodeEnd, os.path.join(node.state_dir, "exit.json")):
         return end
+    # nobody else ends the ranks now; a frozen supervisor first, so that it doesn't wake up meanwhile
     send_all({entry.pid} if is_alive(entry) else set(), signal.SIGKILL)
     is_gone = end_tree(mark, 1.0, node.state_dir)
     reason = (

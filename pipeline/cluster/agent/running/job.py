@@ -1,6 +1,6 @@
-"""The agent of a batch job's node: reports the node's facts, then executes one start after another.
+"""The agent of a node in a scheduler's job: reports the node's facts, then executes one start after another.
 
-Controller and nodes communicate through files in the job's shared folder: the controller appends to ``orders``, a node
+Controller and nodes communicate through files in the job's shared folder. The controller appends to ``orders``, a node
 appends to ``node-<number>`` and overwrites ``beats-<number>``. All are made before the job is submitted, because NFS
 may hide a new file for half a minute.
 """
@@ -45,7 +45,7 @@ from .supervisor import Supervisor
 
 POLL_S = 0.1
 BEAT_S = 1.0
-KEEP_S = 30.0  # nodes are kept after a bad end, so that the next attempt needn't wait in the queue
+KEEP_S = 30.0  # a node stays for so long after an end, so that the next attempt needn't wait in the queue
 
 
 def job(request: JobRequest) -> None:
@@ -54,14 +54,14 @@ def job(request: JobRequest) -> None:
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
     if not node.scheduler.REQUEUES:
-        signal.signal(signal.SIGTERM, leave)  # by default it doesn't end the first process of a container
+        signal.signal(signal.SIGTERM, leave)  # the first process of a container ignores it by default
     node.report(facts=as_json(node.facts()))
     code = None
     for start in node.starts(request.lease_s):
         code = node.run(start, secrets)
         if node.was_terminated and not node.scheduler.REQUEUES:
             leave()
-        # after its own signal the scheduler decides about the job, and can't requeue one that has ended
+        # the scheduler decides what follows its SIGTERM: wait, because it can't requeue a job that has ended
         node.patience_s = request.lease_s if node.was_terminated else KEEP_S
     if code is None:
         refuse(f"{node.name}: nothing was started: the controller was not heard of for {request.lease_s:g} s")
@@ -89,32 +89,32 @@ class JobNode:
             )
         if os.path.getsize(self.path) and not self.scheduler.REQUEUES:
             refuse(f"{self.name}: this node of the job was started a second time, and is not taken up again")
-        self.orders_done = 0
+        self.orders_done = 0  # number of lines of ``orders`` that were followed
         self.was_terminated = False  # the scheduler ended the newest start with SIGTERM
         self.patience_s = 0.0  # how long the controller may be silent between two starts
         self.identity = ""
         self.report_lock = threading.Lock()
 
     def report(self, **fields: Any) -> None:
-        """Write a line for the controller: fields of ``JobReport``; unnecessary if the folder was removed."""
-        if os.path.isfile(self.path):
+        """Write a line for the controller: fields of ``JobReport``."""
+        if os.path.isfile(self.path):  # else the folder was removed, and nobody reads reports any more
             line = json.dumps(as_json(JobReport(restart=self.restart, now=time.time(), **fields)))
             with self.report_lock, open(self.path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
     def facts(self) -> HostFacts:
         """Return the probe's facts, with the scheduler's name for this node and the address that others use."""
-        found = facts(self.request.probe._replace(access=Access(is_local=True)))
-        by_interface = {name: address for address, name in reversed(list(interfaces().items()))}
+        probed = facts(self.request.probe._replace(access=Access(is_local=True)))
+        by_interface = {name: address for address, name in reversed(list(interfaces().items()))}  # first address wins
         address = by_interface.get(self.request.interface or "") or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
-        return found._replace(host=self.name, identity=self.identity, address=address)
+        return probed._replace(host=self.name, identity=self.identity, address=address)
 
     def next_order(self) -> tuple[int, JobOrder] | None:
-        """Return the next order for this restart of the job, with the number of orders up to it; None: no new one."""
+        """Return (number of orders up to this one, next order for this restart of the job); None: no new order."""
         try:
             with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
-                lines = file.read().split("\n")[:-1]
+                lines = file.read().split("\n")[:-1]  # without a line that is just being written
         except OSError:  # the run's folder was removed
             return self.orders_done, JobOrder(leave=True)
         for number, line in enumerate(lines[self.orders_done :], start=self.orders_done + 1):
@@ -125,9 +125,10 @@ class JobNode:
 
     def starts(self, patience_s: float) -> Iterator[StartRequest]:
         """Yield the controller's starts, until it releases the node, or is silent for ``patience_s``."""
-        self.patience_s, since = patience_s, time.monotonic()
+        self.patience_s, idle_since = patience_s, time.monotonic()
         orders = Silence(os.path.join(self.folder, "orders"))
-        while min(orders.look(), time.monotonic() - since) < self.patience_s:
+        # during a start the controller may be silent, so the silence counts from its end
+        while min(orders.look(), time.monotonic() - idle_since) < self.patience_s:
             numbered = self.next_order()
             if numbered is None:
                 time.sleep(POLL_S)
@@ -137,7 +138,7 @@ class JobNode:
                 return
             if order.start is not None:
                 yield order.start
-                since = time.monotonic()
+                idle_since = time.monotonic()
 
     def run(self, start: StartRequest, secrets: Secrets) -> int:
         """Execute one start until all of its processes have ended, report the end, and return torchrun's exit code."""
@@ -151,7 +152,7 @@ class JobNode:
         end = None
         try:
             end_earlier(Registry(start.registry, start.access), start.attempt_prefix)
-        except SystemExit as error:
+        except SystemExit as error:  # only this start fails: the node stays for others
             why = str(error)
         else:
             lay_out(node)
@@ -178,6 +179,7 @@ class JobNode:
         return why
 
     def listen(self, run_id: str, node: NodeStart, supervisor: Supervisor, over: threading.Event) -> None:
+        """Follow orders during a start: examine the ranks, or end the start."""
         while not over.wait(POLL_S):
             numbered = self.next_order()
             if numbered is None:
@@ -186,7 +188,7 @@ class JobNode:
             if order.examine is not None:
                 self.orders_done = number
                 in_thread(self.examine, run_id, node, order.examine, on_error=lambda _: None)
-            else:  # after a start only an end can follow
+            else:  # any other order ends the start; ``starts`` follows it afterwards, as it isn't counted as done
                 supervisor.end("stopped")
 
     def examine(self, run_id: str, node: NodeStart, order: ExamineOrder) -> None:
@@ -195,12 +197,13 @@ class JobNode:
             self.report(run_id=run_id, examination=examination)
 
     def beat(self, run_id: str, node: NodeStart, over: threading.Event) -> None:
-        """Write the ranks' states once per second; unnecessary if the folder was removed."""
+        """Write the ranks' states once per second."""
         path = os.path.join(self.folder, f"beats-{self.number}")
         usage, rank_beats = UsageSampler(node.run_dir), RankBeats(node)
         while not over.wait(BEAT_S):
             beat = NodeBeat(node.host, tuple(rank_beats.read()), usage=usage.look())
             line = json.dumps(as_json(JobBeat(run_id, time.time(), beat)))
+            # r+: the file exists, unless the folder was removed and nobody reads it any more
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(line)
                 file.truncate()

@@ -1,4 +1,8 @@
-"""Merge the output of a node's ranks and of torchrun into one log, masked; note what torchrun says of ends of ranks."""
+"""Merge the output of a node's ranks and of torchrun into one log, with secrets masked.
+
+torchrun writes the output of each rank to files of its own. The supervisor calls ``NodeOutput.merge`` several times a
+second, which appends what is new to the file ``log``. Agents that follow the run send that file to the controller.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,21 @@ from ..requests import NodeStart
 from .rank_ends import EarlyExits, RankExit
 
 LONGEST_LINE_BYTES = 65536
-LONGEST_TOKEN_BYTES = 8192
-BAR_S = 30.0  # between two lines that show how far a progress bar has got
+LONGEST_TOKEN_BYTES = 8192  # of a secret that is recognised by its form, such as a token of GitHub
+BAR_S = 30.0  # between two lines that show the state of a progress bar
 CUT = " [cut: the line is longer, it goes on below]"
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
-_KEPT_LINES = 40  # of torchrun's last ones
-_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
-# printed by trainers.script.start, without torchrun
-_SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")
+_KEPT_LINES = 40  # last lines of torchrun that are kept in memory
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")  # printed by torchrun
+_SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # of trainers.script.start
 
 
 class NodeOutput:
-    """Merges the files of this node's ranks into ``log``, a line ``RANK | text`` each; ``- | text`` is torchrun's."""
+    """Merges the files of this node's ranks into ``log``: lines ``RANK | text``, and ``- | text`` of torchrun.
+
+    It also notes what torchrun prints about the ends of ranks: ``exits`` by local rank; ``script_code``, the exit code
+    of a script without torchrun (0: unknown); ``last_lines``.
+    """
 
     def __init__(self, node: NodeStart, rules: Rules, early_exits: EarlyExits) -> None:
         self._node, self._rules, self._early_exits = node, rules, early_exits
@@ -38,7 +45,11 @@ class NodeOutput:
         self.script_code = 0
 
     def merge(self, own_lines: list[str], *, last: bool = False) -> bool:
-        """Append new output to the log (``last``: also unfinished lines); was there any? Raises OSError."""
+        """Append new output to the log, and return whether there was any. ``last``: also unfinished lines.
+
+        ``own_lines`` are lines of the agent itself. Raises OSError.
+        """
+        # each rank has two files, stdout and stderr, which torchrun creates some time after its start
         if len(self._rank_tails) < 2 * self._node.nproc_per_node or last:
             self._find_rank_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self._rank_tails.values() for text in tail.lines(last)]
@@ -60,17 +71,21 @@ class NodeOutput:
             self.exits.setdefault(int(failed[2]), RankExit(code=int(failed[1]), unix_time=time.time()))
 
     def _find_rank_outputs(self) -> None:
-        if not os.path.isdir(os.path.join(self._node.state_dir, "ranks")):  # torchrun creates it after a second
+        # until torchrun creates the folder, this check is cheaper than a search with a pattern
+        if not os.path.isdir(os.path.join(self._node.state_dir, "ranks")):
             return
         for path in glob.glob(os.path.join(glob.escape(self._node.state_dir), RANK_OUTPUTS)):
             if path not in self._rank_tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
-                tail = Tail(path, self._rules, shows_bars=local_rank == 0)  # the other ranks' bars say the same
+                tail = Tail(path, self._rules, shows_bars=local_rank == 0)  # the other ranks' bars show the same
                 self._rank_tails[path] = (self._node.first_rank + local_rank, tail)
 
 
 class Rules:
-    """The rules for masking secrets. ``longest_bytes``: no secret is longer, since a pattern spells out all values."""
+    """The rules for masking secrets: pairs of a pattern and the text to show in its place.
+
+    ``longest_bytes``: no secret is longer, as a pattern spells out all values of variables; 0 without rules.
+    """
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
         self._rules = [(re.compile(pattern), shown) for pattern, shown in rules]
@@ -78,7 +93,7 @@ class Rules:
         self.longest_bytes = max([LONGEST_TOKEN_BYTES, *lengths]) if lengths else 0
 
     def hide(self, text: str) -> str:
-        """Mask secrets; if escape codes of colours stand inside of one, remove all colours of the text."""
+        """Mask secrets. If a secret has escape codes of colours inside, remove all colours of the text."""
         hidden = self._hidden(text)
         plain = _COLOURS.sub("", hidden) if "\x1b" in hidden else hidden
         without_colours = self._hidden(plain)
@@ -92,7 +107,7 @@ class Rules:
     def cut_before(self, text: str, at: int) -> int:
         """Return the nearest position up to ``at`` that splits no secret."""
         moved = True
-        while moved:
+        while moved:  # the position before one secret may lie in the middle of another
             moved = False
             for pattern, _ in self._rules:
                 for match in pattern.finditer(text):
@@ -102,18 +117,20 @@ class Rules:
 
 
 class Tail:
-    """Reads a growing file as complete lines with secrets masked; holds back what may be the beginning of a secret."""
+    """Reads a growing file as complete lines with secrets masked.
+
+    ``shows_bars``: return the state of a progress bar each ``BAR_S``, because its line may take hours to end.
+    """
 
     def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
-        """``shows_bars``: each ``BAR_S`` return the state of a progress bar, whose line may take hours to end."""
         self.path = path
         self._shows_bars, self._last_at = shows_bars, time.monotonic()
         self.rules = Rules() if rules is None else rules
-        self.offset = 0
-        self._rest = b""
+        self.offset = 0  # bytes that were read
+        self._rest = b""  # the unfinished line at the end of them
 
     def lines(self, last: bool = False) -> list[str]:
-        """Return the new lines since the last call; lines that are too long are cut."""
+        """Return the new lines since the last call; lines that are too long are cut. ``last``: no call follows."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
@@ -123,12 +140,13 @@ class Tail:
         self.offset += len(data)
         *whole, rest = (self._rest + data).split(b"\n")
         texts = [text for line in whole for text in in_pieces(self.masked(line))]
-        if last and len(data) < 1 << 20:
+        # an unfinished line is held back until it ends, as it may end in the middle of a secret; three exceptions
+        if last and len(data) < 1 << 20:  # the file has been read to its end
             texts += in_pieces(self.masked(rest)) if rest else []
             rest = b""
-        elif len(rest) > LONGEST_LINE_BYTES + self.rules.longest_bytes:
-            states, returned, unfinished = rest.rpartition(b"\r")
-            if returned:  # a progress bar that never ends its line: its last state
+        elif len(rest) > LONGEST_LINE_BYTES + self.rules.longest_bytes:  # too long to be kept in memory
+            states, carriage_return, unfinished = rest.rpartition(b"\r")
+            if carriage_return:  # a progress bar that never ends its line: return its last complete state
                 texts += in_pieces(self.masked(states))
                 rest = unfinished
             pieces, rest = self._cut_unfinished(rest)
@@ -143,6 +161,7 @@ class Tail:
         return texts
 
     def _cut_unfinished(self, line: bytes) -> tuple[list[str], bytes]:
+        """Return (pieces of the line, rest): the rest is so long that it holds any secret which has begun."""
         text = line.decode("utf-8", "surrogateescape")
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
         if len(line) <= LONGEST_LINE_BYTES or at <= 0:
@@ -162,11 +181,11 @@ def in_pieces(line: bytes) -> list[str]:
 
 
 def cut_long(line: bytes) -> tuple[list[str], bytes]:
-    """Return marked pieces of a long line, never splitting a character, and the rest."""
+    """Return (pieces of a long line that end with ``CUT``, rest), never splitting a character."""
     texts = []
     while len(line) > LONGEST_LINE_BYTES:
         end = LONGEST_LINE_BYTES
-        while end > LONGEST_LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:
+        while end > LONGEST_LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:  # a further byte of a UTF-8 character
             end -= 1
         texts.append(as_text(line[:end]) + CUT)
         line = line[end:]

@@ -1,4 +1,8 @@
-"""The processes of a run on this host: found by their mark, whoever started them, and ended."""
+"""Find and end the processes of a run on this host, and read what /proc shows of a process.
+
+All processes of a start carry its mark (``RUN_ID:NODE_RANK``). Programs have it in their environment. Ranks are forks
+of a warm parent, whose environment can't be changed any more, so they hold a memory file with the mark as its name.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,18 @@ from trainers.contract import variables
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LINUX = os.path.isdir("/proc/self")
 POLL_S = 0.05
-_OF_RANKS = f"{variables.RANKS}=".encode()
+_WARM_VARIABLE = f"{variables.RANKS}=".encode()  # in the environment of a warm parent and its forks
 _MEMORY_FILE = f"/memfd:{variables.MARK_FILE}"
-TERM_GRACE_S = 3.0
-_LARGEST_TREE = 256  # processes that are looked at
+TERM_GRACE_S = 3.0  # between TERM and KILL
+_LARGEST_TREE = 256  # a tree of processes is followed until it has this many
 _REMOVE_S = 20.0  # for an engine to end and remove a container
 
 
 def start_time(pid: int) -> str | None:
-    """Return when ``pid`` started, in the system's form, to tell a recycled pid; None: no such process, or a zombie."""
+    """Return when process ``pid`` started; None: it doesn't exist, or is a zombie.
+
+    The text has the system's form. It is only compared, because the same number may be given to another process later.
+    """
     if LINUX:
         try:
             fields = stat_fields(pid)
@@ -38,12 +45,16 @@ def start_time(pid: int) -> str | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat behind the name, which may hold spaces and brackets. Raises OSError."""
+    """Return the fields of /proc/PID/stat from the state on: 0 state, 1 parent, 3 session, 4 terminal, 19 start time.
+
+    The two fields before are left out, as the program's name may hold spaces and brackets. Raises OSError.
+    """
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
 
 def process_state(pid: int) -> str:
+    """Return the letter of a process's state, as in ps; '' without such a process."""
     with contextlib.suppress(OSError):
         return stat_fields(pid)[0]
     return ""
@@ -69,7 +80,7 @@ def pids_of_tree(pid: int) -> list[int]:
 
 
 def tcp_table(folder: str) -> Iterator[list[str]]:
-    """Yield the fields of the TCP connections in ``/proc/net``, or in that folder of one process."""
+    """Yield the fields of each TCP connection. ``folder``: ``/proc/net``, or ``/proc/PID/net`` of one process."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(os.path.join(folder, table), encoding="ascii") as file:
             yield from (line.split() for line in file.readlines()[1:])
@@ -79,28 +90,31 @@ def ip_address(text: str) -> str:
     """Convert ``0100007F:1F90`` to 127.0.0.1; the kernel writes words of 4 bytes in the machine's order."""
     words = text.partition(":")[0]
     data = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
-    if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):
+    if len(data) == 16 and data.startswith(b"\0" * 10 + b"\xff\xff"):  # an IPv4 address as IPv6
         data = data[12:]
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
 class Orphans:
-    """Makes this process the parent of orphaned descendants, which may have neither the mark nor the session."""
+    """Makes this process the parent of orphaned descendants.
 
-    adopter: int | None = None  # this process's id, once it adopts
+    They may have neither the mark nor the session of the run, and are found as children of this process instead.
+    """
+
+    adopter: int | None = None  # this process's id, once it adopts orphans
 
     @classmethod
     def adopt(cls) -> None:
-        """Adopt orphans from now on, if the system supports it (Linux); needs no rights."""
+        """Adopt orphans from now on, if the system supports it (Linux). No special rights are needed."""
         with contextlib.suppress(ImportError, OSError, AttributeError):
-            import ctypes  # a Python may lack it
+            import ctypes  # some builds of Python lack it
 
             if LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
                 cls.adopter = os.getpid()
 
     @classmethod
     def reap(cls, child: int) -> None:
-        """Collect ended orphans, which would stay as zombies; ``child`` is waited for elsewhere."""
+        """Collect ended orphans, which would stay as zombies; but not ``child``, which others wait for."""
         with contextlib.suppress(ChildProcessError):
             while cls.adopter == os.getpid():
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -110,10 +124,11 @@ class Orphans:
 
 
 def find_processes(mark: str, state_dir: str = "") -> set[int]:
-    """Return the processes of a run: with ``PACELINE_NODE=mark``, their descendants and the members of their sessions.
+    """Return the processes that carry the mark, their descendants, and all members of their sessions.
 
-    A ``mark`` that ends with "-" is the prefix of all attempts of a run folder. Processes that write in ``state_dir``,
-    of an attempt whose agent is dead, count too: setproctitle may have overwritten the environment that /proc shows.
+    A ``mark`` that ends with "-" is a prefix: that of all attempts of a run folder. With ``state_dir``, the folder of
+    an attempt whose supervisor is dead, processes that write there count too. They may have lost their mark:
+    setproctitle overwrites the environment that /proc shows.
     """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(
@@ -124,11 +139,12 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
     pids: set[int] = set()
     sessions: dict[int, str] = {}
     children: dict[int, list[int]] = {}
+    # look once at each process of the host: those with the mark, and how all are related
     for name in filter(str.isdigit, os.listdir("/proc")):
         pid = int(name)
         try:
             fields = stat_fields(pid)
-            if fields[0] in "ZX":
+            if fields[0] in "ZX":  # a zombie, or dead
                 continue
             sessions[pid] = fields[3]
             children.setdefault(int(fields[1]), []).append(pid)
@@ -137,30 +153,35 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 environment = environ.read().split(b"\0")
             if any(is_mark(variable, mark) for variable in environment) or (
-                any(variable.startswith(_OF_RANKS) for variable in environment) and is_marked_fork(pid, mark)
+                any(variable.startswith(_WARM_VARIABLE) for variable in environment) and is_marked_fork(pid, mark)
             ):
                 pids.add(pid)
-        except OSError:
+        except OSError:  # it has ended meanwhile, or belongs to another user
             continue
-    own = str(os.getsid(0))
+    own_session = str(os.getsid(0))
+    # an adopted orphan is a child of this process in another session
     if Orphans.adopter == os.getpid():
-        pids.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
-    parents = [*pids]  # their children are still to be added
+        pids.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own_session)
+    # add all descendants
+    parents = [*pids]
     while parents:
         new = [pid for pid in children.get(parents.pop(), []) if pid not in pids and pid != os.getpid()]
         pids.update(new)
         parents += new
-    # by its session a process is found that has neither mark nor parent; this process's own session has others' too
-    found_sessions = {sessions[pid] for pid in pids} - {own}
-    return pids | {pid for pid, session in sessions.items() if session in found_sessions}
+    # a process may have lost mark and parent, but not its session; this process's own session may hold foreign ones
+    run_sessions = {sessions[pid] for pid in pids} - {own_session}
+    return pids | {pid for pid, session in sessions.items() if session in run_sessions}
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Whether a process has a file below ``folders`` open for writing. Raises OSError: it has ended, or is foreign."""
-    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    """Return whether a process has a file below ``folders`` open for writing.
+
+    Raises OSError: it has ended, or is another user's.
+    """
+    roots = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for number, target in open_files(pid):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            if target.startswith(begins):
+            if target.startswith(roots):
                 with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
                     flags = next(line for line in file if line.startswith("flags:"))
                 if int(flags.split()[1], 8) & (os.O_WRONLY | os.O_RDWR):
@@ -169,7 +190,7 @@ def writes_in(pid: int, folders: list[str]) -> bool:
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield the descriptors of a process and their files. Raises OSError: it has ended, or is another user's."""
+    """Yield (descriptor, path) of the open files of a process. Raises OSError: it has ended, or is another user's."""
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{number}")
@@ -179,16 +200,20 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def works_in(folders: list[str]) -> dict[int, str]:
-    """Find processes without a terminal that stand or write in one of ``folders``: id → command (Linux)."""
+    """Return process id → command of processes with their working directory in ``folders``, or files open to write.
+
+    Processes with a terminal are left out, as a user may look around there. Empty on other systems than Linux.
+    """
     pids: set[int] = set()
-    begins = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
+    roots = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
         pid = int(name)
         with contextlib.suppress(OSError):
             fields = stat_fields(pid)
-            if fields[0] in "ZX" or fields[4] != "0" or pid == os.getpid():
+            is_dead, has_terminal = fields[0] in "ZX", fields[4] != "0"
+            if is_dead or has_terminal or pid == os.getpid():
                 continue
-            if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(begins) or writes_in(pid, folders):
+            if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(roots) or writes_in(pid, folders):
                 pids.add(pid)
     return commands_of(pids)
 
@@ -203,7 +228,7 @@ def commands_of(pids: set[int]) -> dict[int, str]:
 
 
 def is_marked_fork(pid: int, mark: str) -> bool:
-    """Whether a fork of a warm parent has the mark: in the name of an open memory file. Raises OSError."""
+    """Return whether a fork of a warm parent holds a memory file that is named by the mark. Raises OSError."""
     for _, target in open_files(pid):
         if target.startswith(_MEMORY_FILE):
             own_mark = target[len(_MEMORY_FILE) :].partition(" (deleted)")[0]
@@ -212,7 +237,7 @@ def is_marked_fork(pid: int, mark: str) -> bool:
 
 
 def is_mark(variable: bytes, mark: str) -> bool:
-    """Whether an environment variable is ``PACELINE_NODE=mark``, or begins so if ``mark`` is a prefix."""
+    """Return whether an environment variable (``NAME=value``) is the mark, or begins with it if it is a prefix."""
     expected = f"{variables.NODE}={mark}".encode()
     return variable.startswith(expected) if mark.endswith("-") else variable == expected
 
@@ -224,7 +249,7 @@ def send_all(pids: set[int], number: int) -> None:
 
 
 def remove_container(engine: str, name: str) -> None:
-    """Remove a container of podman or docker, and end its processes; one that is gone, or has no name, is no error."""
+    """Remove a container of podman or docker, if it still exists, and end its processes; without a name do nothing."""
     if name:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             argv = [engine, "rm", "--force", name]
@@ -232,9 +257,9 @@ def remove_container(engine: str, name: str) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """Send TERM to a run's processes but ``signalled`` ones, KILL after ``grace_s``; return whether all have ended.
+    """End a run's processes: TERM, after ``grace_s`` KILL. Return whether all have ended.
 
-    Adds the processes it finds to ``signalled``.
+    Processes in ``signalled`` get no TERM, as they got one before. The processes that get one are added to the set.
     """
     signalled = set() if signalled is None else signalled
     alive = find_processes(mark, state_dir)

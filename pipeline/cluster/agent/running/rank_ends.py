@@ -1,4 +1,8 @@
-"""How ranks ended: the error of each one from its files, ends before the run was over, and the kernel's OOM kills."""
+"""Find out how the ranks of a node ended, for exit.json: their errors, early ends, and out-of-memory kills.
+
+The supervisor asks this when a start has failed. Sources are the error file that torch's @record writes, the last
+traceback on a rank's stderr, torchrun's lines about exit codes, and the kernel's counters.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,18 @@ from ..wire import Json, read_json
 from .processes import start_time
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters; the rank's log has the whole
-FIRST_LINES, LAST_LINES = 8, 4  # of a message
+FIRST_LINES, LAST_LINES = 8, 4  # of a message that is cut in the middle
 _LONGEST_LAST_LINE = 300  # characters
 _READ_BYTES = 1 << 20  # from the end of a rank's output: a message may show a whole tensor
-_CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
+_CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")  # escape codes that move the cursor or clear lines
 _HEAD = "Traceback (most recent call last):\n"
 _MARK = r"\[rank\d+\]: "  # torch puts it before each line of an uncaught exception
-_AFTER_EXCEPTION = re.compile(  # output of torch, Python and wandb after the exception
+_AFTER_EXCEPTION = re.compile(  # lines that torch, Python and wandb print after the exception
     r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
 )
 
-_CLOSING = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
+# lines of torchrun: it ends a process after another rank's failure, and with which code a process ended
+_CLOSING = re.compile(r"Sending process (\d+) closing signal")
 _CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 MEMORY_HINT = "fewer ranks, a smaller batch, or a larger limit for the group (docker run --memory=…)"
 
@@ -50,6 +55,8 @@ ENDED_EARLY = (
 
 
 class RankExit(NamedTuple):
+    """How a rank's process ended. A negative code is the signal that ended it."""
+
     code: int
     unix_time: float
 
@@ -57,7 +64,14 @@ class RankExit(NamedTuple):
 def rank_failures(
     state_dir: str, first_rank: int, exits: Mapping[int, RankExit], *, ended_by_agent: bool, script_code: int
 ) -> list[RankFailure]:
-    """Return each rank's own error, from torch's error file or its output and exit code; the earliest first."""
+    """Return each rank's own error, the earliest first.
+
+    Args:
+        first_rank: the global rank of local rank 0.
+        exits: known ends by local rank.
+        ended_by_agent: the agent has ended the ranks, so what they printed about that is no error.
+        script_code: exit code of a script that ran without torchrun; 0 if unknown.
+    """
     failures: dict[int, RankFailure] = {}
     folders = os.path.join(glob.escape(state_dir), "ranks/*/attempt_*/*")
     for folder in sorted(glob.glob(os.path.join(folders, ""))):
@@ -68,6 +82,7 @@ def rank_failures(
             failure = printed_error(os.path.join(folder, "stderr.log"), rank, rank_exit, script_code=script_code)
         if failure is not None:
             failures[rank] = failure
+    # if some rank failed, one that ended with code 0 before may be the cause: the others waited for it
     for path in glob.glob(os.path.join(folders, ENDED)) if failures else ():
         rank = first_rank + int(os.path.basename(os.path.dirname(path)))
         failures.setdefault(rank, RankFailure(rank=rank, unix_time=os.path.getmtime(path), message=ENDED_EARLY))
@@ -75,10 +90,12 @@ def rank_failures(
 
 
 def has_only_exit_code(failure: RankFailure) -> bool:
+    """Return whether nothing is known of a failure but the exit code (messages of ``printed_error``)."""
     return failure.message.startswith("ended with ")
 
 
 def describe(code: int) -> str:
+    """Return an exit code in words; the negative code of a signal with the signal's name."""
     if code == 0:
         return (
             "exit code 0 before the run was over; take out what ends the process (os._exit, exit in a library) in the "
@@ -92,13 +109,14 @@ def describe(code: int) -> str:
 
 
 def recorded_error(path: str, rank: int) -> RankFailure | None:
-    """Return the error that torch's @record wrote, with the file's time, because the one inside is in whole seconds."""
+    """Return the error that torch's @record wrote to ``path``; None if the rank has no such file."""
     value = read_json(path)
     if not isinstance(value, dict):
         return None
     message = value.get("message")
     extra: Json = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     text = message.get("message", "") if isinstance(message, dict) else str(message)
+    # the time of the file tells which rank failed first; that in its content has whole seconds only
     return RankFailure(rank, os.path.getmtime(path), str(text), str(extra.get("py_callstack", "")))
 
 
@@ -108,71 +126,78 @@ def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_co
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
             text = without_bars(file.read().decode("utf-8", "replace"))
-        printed = os.path.getmtime(path)
+        printed_at = os.path.getmtime(path)
     except FileNotFoundError:
-        text, printed = "", time.time()
-    if rank_exit is None and script_code and text.strip():  # without output nothing explains the exit code
-        rank_exit = RankExit(script_code, printed)
+        text, printed_at = "", time.time()
+    # the exit code of a script without torchrun is that of its only rank; without output nothing explains the code
+    if rank_exit is None and script_code and text.strip():
+        rank_exit = RankExit(script_code, printed_at)
     by_exception = rank_exit is not None and rank_exit.code == 1
     uncaught = last_traceback(text, by_exception)
     if uncaught is not None:
         message, traceback = uncaught
-        return RankFailure(rank, printed, message, traceback)
+        return RankFailure(rank, printed_at, message, traceback)
     if rank_exit is None:
         return None
     text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
+    # faulthandler names the signal, which the exit code may not show
     names = "|".join(map(re.escape, FATAL))
-    fatal = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)  # of faulthandler
+    fatal = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
     code = rank_exit.code or (-FATAL[fatal[-1]] if fatal else 0)
     how = describe(code)
+    # an uncaught exception of C++ prints its message as "what():  …"
     crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
     message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_line(text) if code > 0 else ''}"
     last_lines = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
-    if message.endswith(last_lines.strip()):  # the only line stands in the message already
+    if message.endswith(last_lines.strip()):  # the message has the only line already
         last_lines = ""
     return RankFailure(rank, rank_exit.unix_time, message, last_lines)
 
 
 def without_bars(text: str) -> str:
-    """Return a program's output without what its progress bars have overwritten and without moves of the cursor."""
+    """Return a program's output as a terminal shows it: of a progress bar, only the last state."""
     lines = (_CURSOR.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n"))
     return "\n".join(line if line.strip() else "" for line in lines)
 
 
 def _last_line(text: str) -> str:
-    """Return a program's last line: of ``sys.exit("no data")``, or argparse's message about a wrong argument."""
+    """Return ``; it said last: LINE`` (of ``sys.exit("no data")``, or argparse's message); '' without a line."""
     lines = map(str.strip, text.rstrip().splitlines())
     own = [line for line in lines if line and not _AFTER_EXCEPTION.match(line)]
     return f"; it said last: {own[-1][:_LONGEST_LAST_LINE]}" if own else ""
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
-    """Return message and traceback of the last exception in a rank's output.
+    """Return (message, traceback) of the last exception in a rank's output; None if it has none.
 
-    None: there is none, or output follows it, so it was handled (unless the rank ended ``by_exception``).
+    An exception with output behind it was caught, and doesn't count, unless the rank ended ``by_exception``.
     """
     before, head, rest = text.rpartition(_HEAD)
-    if marked := re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2]):  # torch's, of a loader's worker
-        whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
-        rest = re.sub(f"^{_MARK}", "", whole.group(0) if whole else "", flags=re.MULTILINE)
+    # torch marks the lines of an uncaught exception, so where it ends is certain ("Original": of a DataLoader's worker)
+    marked = re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2])
+    if marked:
+        marked_lines = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
+        rest = re.sub(f"^{_MARK}", "", marked_lines.group(0) if marked_lines else "", flags=re.MULTILINE)
+    # indented lines are frames; the first other line is the message
     body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
-    ended_by_it = by_exception or marked
-    if body is None or not (ended_by_it or not rest[body.end() :].strip()):
+    is_uncaught = by_exception or marked
+    if body is None or not (is_uncaught or not rest[body.end() :].strip()):
         return None
     shown = body.group(0).rstrip()
     last = shown.splitlines()[-1] if shown else " "
-    if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
+    if re.match(r"\s+(?![+|])", last):  # a frame; lines of an exception group begin with + or |
         return "its traceback breaks off: is the disk full, or ulimit -f too low?", head + shown
-    after = rest[body.end() :] if ended_by_it else ""
+    # a message may have several lines; what others print behind it doesn't belong to it
+    after = rest[body.end() :] if is_uncaught else ""
     more = (after if marked else _AFTER_EXCEPTION.split(after, maxsplit=1)[0]).rstrip()
     return (last, head + shown) if not more else (f"{last}\n{more}", f"{head}{shown}\n{more}")
 
 
 def crash_stack(text: str) -> str:
-    """Return the main thread's frames in faulthandler's last report, innermost last; '' without one."""
-    dump = text.rpartition("\nFatal Python error: ")[2] if "\nFatal Python error: " in text else ""
-    thread = re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[-1]
-    return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
+    """Return the main thread's frames in faulthandler's last report, innermost last; '' without a report."""
+    report = text.rpartition("\nFatal Python error: ")[2] if "\nFatal Python error: " in text else ""
+    main_thread = re.split(r"^(?:Current thread|Thread) .*\n", report, flags=re.MULTILINE)[-1]
+    return "\n".join(re.findall(r'^  File ".*$', main_thread, flags=re.MULTILINE)[::-1])
 
 
 def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFailure:
@@ -187,22 +212,26 @@ def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFail
     if len(short) > LONGEST_MESSAGE:
         cut = len(short) - LONGEST_MESSAGE
         short = f"{short[:LONGEST_MESSAGE]}… (cut: {cut:,} more characters are in the log)"
-    if short != message and trace.endswith(message):
+    if short != message and trace.endswith(message):  # the message is the traceback's end: cut it there, too
         trace = trace.removesuffix(message) + short
     return failure._replace(message=short, traceback=trace[-LONGEST_TRACEBACK:])
 
 
 class EarlyExits:
-    """Finds ranks that ended by themselves before the run was over. ``state``: the node's state folder."""
+    """Finds ranks that ended by themselves before the run was over, such as by ``os._exit``.
+
+    A rank has a file (``RUNNING``) until its good end. A file whose process is gone is an early end, unless torchrun
+    or the agent has ended that process. ``state``: the node's state folder.
+    """
 
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
-        self._ended_by_others: set[int] = set()
-        self._codes: dict[int, int] = {}
-        self._begun: set[int] | None = None  # the ranks that had begun when all were ended
+        self._ended_by_others: set[int] = set()  # process ids
+        self._codes: dict[int, int] = {}  # process id → exit code, as torchrun reports it
+        self._begun: set[int] | None = None  # processes of ranks that had begun when all were ended; None: not yet
 
     def read(self, line: str) -> None:
-        """Take from a line of torchrun which processes it ends, and with which code one ended."""
+        """Read in a line of torchrun which process it ends, or with which code a process ended."""
         closing, code = _CLOSING.search(line), _CODE.match(line)
         if closing:
             self._ended_by_others.add(int(closing[1]))
@@ -211,7 +240,7 @@ class EarlyExits:
 
     @property
     def torchrun_ends_others(self) -> bool:
-        """Whether torchrun has seen a failure, and will report it after ending the other ranks."""
+        """Return whether torchrun has seen a failure, which it will report after ending the other ranks."""
         return bool(self._ended_by_others)
 
     def about_to_end_all(self) -> None:
@@ -227,7 +256,7 @@ class EarlyExits:
             self._ended_by_others |= self._begun
 
     def ranks(self) -> dict[int, int]:
-        """Return local ranks that have ended by themselves, with their exit codes; 0 also if torchrun reported none."""
+        """Return local rank → exit code of ranks that have ended by themselves; 0 also if torchrun reported no code."""
         unfinished = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
         ended = (
             (rank, pid) for rank, pid in unfinished if pid not in self._ended_by_others and start_time(pid) is None
@@ -241,7 +270,7 @@ class EarlyExits:
 
 
 class OutOfMemory:
-    """Counts the kernel's kills from now on, in this process's control group and on the whole host."""
+    """Counts the kernel's out-of-memory kills from now on, in this process's control group and on the whole host."""
 
     def __init__(self) -> None:
         self.host, self.group = "/proc/vmstat", memory_events_file()
@@ -272,7 +301,7 @@ def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
 
 
 def oom_kills(path: str) -> int | None:
-    """Return the number behind ``oom_kill`` in a table of the kernel; None without one."""
+    """Return the number behind ``oom_kill`` in a table of the kernel; None if it has no such number."""
     found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
     return int(found[1]) if found else None
 

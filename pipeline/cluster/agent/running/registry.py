@@ -1,7 +1,7 @@
-"""The registry of this node's supervisors: a file for each, by which any later command finds and ends it.
+"""The registry of this node's supervisors: one file for each, by which any later command finds and ends it.
 
-A supervisor is the agent process that owns a start's torchrun. It and the processes below it have the mark
-``run_id:node_rank`` in their environment.
+A supervisor is the agent process that owns a start's torchrun. All processes below the supervisor have the mark
+``run_id:node_rank`` in their environment, so they are found even if the supervisor was killed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from ..requests import Access, NodeEnd, RegistryEntry, Standing, StandingRequest
 from ..wire import read_record, say, touch
 from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, remove_container, send_all, start_time, works_in
 
-LONGEST_START_S = 3600.0
-TOMBSTONE_S = 86_400.0  # a start that was refused is no longer on its way then
+LONGEST_START_S = 3600.0  # a folder of a start that has no supervisor yet counts as in use for this time
+TOMBSTONE_S = 86_400.0  # a tombstone is kept for this time; then the refused start can't be on its way any more
 
 
 def is_alive(entry: RegistryEntry) -> bool:
+    """Return whether the supervisor's process lives; another process may have got its number meanwhile."""
     return start_time(entry.pid) == entry.born
 
 
 class Registry:
-    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS)."""
+    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS).
+
+    A tombstone is a file that refuses a start whose command was given up while the start request was on its way.
+    """
 
     def __init__(self, folder: str, access: Access) -> None:
         self.folder, self.identity = os.path.expanduser(folder), identity(access)
@@ -35,7 +39,6 @@ class Registry:
         return os.path.join(self.folder, f"{run_id}.{node_rank}.json")
 
     def tombstone_path(self, run_id: str) -> str:
-        """Return the file whose existence refuses a start that may still be on its way."""
         return os.path.join(self.folder, f"{run_id}.tombstone")
 
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
@@ -53,13 +56,14 @@ class Registry:
         """End all attempts whose ids begin so, registered or not; return the processes that live on."""
         for path, entry in self.entries(attempt_prefix).items():
             end_entry(path, entry)
-        if not find_processes(attempt_prefix):  # usually: one look at all processes is enough
+        if not find_processes(attempt_prefix):
             return set()
-        end_tree(attempt_prefix, TERM_GRACE_S)  # their registration was removed, perhaps with the run's folder
+        # some have no registration any more: it was removed, perhaps together with the run's folder
+        end_tree(attempt_prefix, TERM_GRACE_S)
         return find_processes(attempt_prefix)
 
     def refuse_start(self, run_id: str) -> None:
-        """Make a start fail that is still on its way: it checks for the tombstone after it has registered."""
+        """Write a tombstone. Each start first registers and then looks for its tombstone, so it can't slip through."""
         os.makedirs(self.folder, exist_ok=True)
         touch(self.tombstone_path(run_id))
 
@@ -78,6 +82,7 @@ class Registry:
 def end_entry(path: str, entry: RegistryEntry) -> None:
     """Stop one supervisor and everything it owns; remove its registration unless something may be left."""
     if is_alive(entry):
+        # on TERM the supervisor ends its ranks itself, with TERM and then KILL, and writes exit.json
         send_all({entry.pid}, signal.SIGTERM)
         deadline = time.monotonic() + TERM_GRACE_S + 3
         while is_alive(entry) and time.monotonic() < deadline:
@@ -93,15 +98,16 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
 
 
 def possible_remains(entry: RegistryEntry) -> dict[int, str]:
-    """Find processes without the mark that work in a dead supervisor's folders: process id → command.
+    """Return process id → command of processes without the mark that work in a dead supervisor's folders.
 
-    They may be detached children of its ranks, but nothing proves it, so they are named and never ended.
+    They may be detached children of the ranks. Nothing proves that, so messages name them, and nothing ends them.
     """
     names = ("checkpoints", "outputs", "work")
     return works_in([os.path.join(entry.run_dir, name) for name in names]) if entry.run_dir else {}
 
 
 def in_words(commands: dict[int, str], longest: int = 80) -> str:
+    """Return ``process 17 (COMMAND), …``, with at most ``longest`` characters of each command."""
     return ", ".join(f"process {pid} ({command[:longest]})" for pid, command in sorted(commands.items()))
 
 
@@ -126,7 +132,7 @@ def standing(request: StandingRequest) -> None:
         answer = Standing(node.identity, alive=False, code=end.code, reason=end.reason, errors=end.errors)
     elif entry is not None and is_alive(entry):
         answer = Standing(node.identity, alive=True)
-    else:
+    else:  # the supervisor was killed, with or without its ranks, or the node was restarted
         survivors = sorted(find_processes(entry.mark, node.state_dir)) if entry is not None else []
         ended_first = f"; what lives on of it is ended first: processes {', '.join(map(str, survivors))}"
         reason = f"its agent is gone{ended_first if survivors else ''}"

@@ -1,4 +1,7 @@
-"""The start of an attempt on a node: its folders are laid out, and a supervisor is left behind."""
+"""Answer a ``StartRequest``: make the node ready for an attempt, and leave a supervisor there.
+
+The agent process that answers ends at once. The supervisor (``supervisor.py``) is a detached child of it.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ _STARTED = "started"
 
 
 def start(request: StartRequest) -> None:
-    """End earlier attempts of the run folder, lay out its files, leave a supervisor behind; answer once it started."""
+    """Start an attempt on this node; answer once torchrun was started. Raises SystemExit: why it can't start."""
     node = own_node(request.nodes, request.access)
+    # two attempts at once would write the same files: end earlier ones
     registry = Registry(request.registry, request.access)
     earlier = registry.entries(request.attempt_prefix)
     end_earlier(registry, request.attempt_prefix)
     refuse_remains(registry, request.attempt_prefix)
-    claim = claim_for_run(node.claim)  # held by the processes that are forked from this one
+    claim = claim_for_run(node.claim)  # a lock, which the supervisor inherits as a fork of this process
     for entry in earlier.values():
         remove_ours(entry.remove)
     registry.forget_dead()
@@ -59,7 +63,7 @@ def refuse_remains(registry: Registry, attempt_prefix: str) -> None:
 
 
 def lay_out(node: NodeStart) -> None:
-    """Create the agent's own folder, the lease, and in folders to be removed later the file ``.paceline``."""
+    """Create the agent's own folder and the lease, and mark the folders that may be removed later."""
     os.makedirs(node.state_dir, mode=0o700, exist_ok=True)  # private, because it holds the ranks' unmasked output
     for folder in node.own_folders:
         open(os.path.join(folder, ".paceline"), "w").close()
@@ -67,7 +71,8 @@ def lay_out(node: NodeStart) -> None:
 
 
 def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None) -> str:
-    """Fork twice, so that the supervisor gets no terminal; return why it could not start torchrun, or ''."""
+    """Start the supervisor in a process of its own; return why it could not start torchrun, or ''."""
+    # fork twice, as daemons do: the second child leads no session and so never gets a terminal
     read_fd, answer_fd = os.pipe()
     if os.fork() == 0:
         os.close(read_fd)
@@ -78,21 +83,25 @@ def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None)
     os.close(answer_fd)
     os.wait()
     with os.fdopen(read_fd, encoding="utf-8") as pipe:
-        answer = pipe.read()
+        answer = pipe.read()  # until the supervisor closes its end, or dies
     return "" if answer == _STARTED else answer or "the supervisor died at once"
 
 
 def supervise(request: StartRequest, node: NodeStart, answer_fd: int, claim: Claim | None) -> None:
-    """Be the supervisor until the start has ended; never returns. Whether torchrun started goes to ``answer_fd``."""
+    """Be the supervisor until the start has ended; never returns.
+
+    Write to ``answer_fd`` that torchrun was started, or why not.
+    """
     code = 1
     try:
+        # ssh ends only when nobody holds its pipes any more
         null = os.open(os.devnull, os.O_RDWR)
         log = os.open(os.path.join(node.state_dir, "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         os.chdir("/")
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        if node.container is None:  # the engine's own processes would be among the adopted ones
+        if node.container is None:  # with a container, the engine's own processes would be adopted too
             Orphans.adopt()
         supervisor = Supervisor(request, node)
         error = supervisor.begin()

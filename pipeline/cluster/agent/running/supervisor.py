@@ -1,4 +1,9 @@
-"""The supervisor: the process on a node that owns torchrun and stays until all ranks there have ended."""
+"""The supervisor: the process on a node that starts torchrun, and stays until all ranks of the node have ended.
+
+It runs detached from the controller, whose connection may break. Others learn of it through files in the node's state
+folder: ``log`` (the ranks' output), ``beat`` (the supervisor lives) and at last ``exit.json`` (how the start ended).
+The other way, the file ``lease`` shows that a controller still follows the run.
+"""
 
 from __future__ import annotations
 
@@ -50,29 +55,27 @@ from .processes import (
 from .rank_ends import EarlyExits, OutOfMemory, RankExit, describe, has_only_exit_code, masked_and_cut, rank_failures
 from .registry import Registry, in_words
 
-CHECK_S = 0.5
-BEAT_STALE_S = 3.0  # the controller sends a heartbeat every second
+CHECK_S = 0.5  # between two checks for reasons to end
+BEAT_STALE_S = 3.0  # without a heartbeat of the controller, which sends one each second
 PEER_TRY_S = 1.0
 PEER_RETRY_S = 0.2  # if no node answered
 LEFT_S = 5.0  # after the end of the first node's torchrun, for the others to end by themselves
 SIBLING_GRACE_S = 2.0  # after a rank's error, for torchrun to end the other ranks by itself
 REPORT_GRACE_S = 8.0  # the same if only torchrun knows how the rank ended: it reports after it has ended the others
-UNATTENDED_S = 20.0  # until the controller that started this node must follow it
+UNATTENDED_S = 20.0  # limit until the controller that started this node must follow it
 RESERVE_BYTES = 64 << 10  # room on a full disk for exit.json, and as much for the last output of ranks
-RESERVES = ("reserve", "reserve-of-ranks")
-_TAIL_LINES = 12
+RESERVES = ("reserve", "reserve-of-ranks")  # files of that size, removed when the room is needed
+_TAIL_LINES = 12  # of torchrun, in exit.json
 RENDEZVOUS_LOOK_S = 0.5
 ESTABLISHED, CLOSE_WAIT, LISTEN = "01", "08", "0A"  # states in /proc/net/tcp
 _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 
 
 class Supervisor:
-    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json.
+    """Owns one torchrun: merges the ranks' output, watches the lease, ends all processes, and writes exit.json.
 
-    ``begin`` starts torchrun; if it could, ``run`` stays until every process of the start has ended. ``root``: process
-    id of torchrun, or of a script's parent. ``reason``: why the start was ended. ``end_at`` (monotonic): when
-    TERM is sent, after that when ending is tried again (None: no reason yet); ``kill_at``: when KILL follows (None:
-    nothing was signalled yet).
+    First call ``begin``, which starts torchrun. If that succeeded, call ``run``, which returns after the end of every
+    process of the start.
     """
 
     def __init__(self, request: StartRequest, node: NodeStart) -> None:
@@ -82,16 +85,16 @@ class Supervisor:
         if node.container is not None:
             self.container = engine.of_run(node.container, self.mark)
         self.child: warm.Child | None = None
-        self.root: int | None = None
-        self.reason, self.was_terminated = "", False
-        self.end_at: float | None = None
-        self.kill_at: float | None = None
-        self.signalled_pids: set[int] = set()  # get no TERM from here; end_tree adds those that it signals
+        self.root: int | None = None  # process id of torchrun, or of a script's parent
+        self.reason, self.was_terminated = "", False  # why the agent ended the start; whether by SIGTERM
+        self.end_at: float | None = None  # monotonic: when TERM is sent next; None: there is no reason to end
+        self.kill_at: float | None = None  # monotonic: when KILL follows; None: nothing was signalled yet
+        self.signalled_pids: set[int] = set()  # get no (further) TERM from this process
         self.outlived = ""  # processes that went on after a script's end
         self.lines_before_end: list[str] | None = None  # torchrun's last lines before the agent ended its children
         self.rules = Rules(request.masking_rules)
         self.early_exits = EarlyExits(node.state_dir)
-        self.early_before: dict[int, int] = {}  # ranks that had ended early at the last check → exit code
+        self.early_before: dict[int, int] = {}  # local ranks that had ended early at the last check → exit code
         self.output = NodeOutput(node, self.rules, self.early_exits)
         self.lease = Silence(self.path("lease"))
         self.rendezvous = Rendezvous(request.rendezvous, first=node.node_rank == 0)
@@ -102,12 +105,12 @@ class Supervisor:
 
     @property
     def is_script(self) -> bool:
-        """Whether torchrun, or a script without it, has a parent: ``trainers.script.start … -- COMMAND…``."""
+        """Return whether the start runs a script; then its parent is ``trainers.script.start … -- COMMAND…``."""
         return "--" in self.node.argv
 
     @property
     def has_torchrun(self) -> bool:
-        """Whether the command starts torchrun, and not the interpreter of a script alone."""
+        """Return whether the command starts torchrun; behind ``--`` a script without it has only its interpreter."""
         return not self.is_script or self.node.argv.index("--") < len(self.node.argv) - 2
 
     # ------------------------------------------------------------------------------------------------------- the start
@@ -119,12 +122,13 @@ class Supervisor:
         registry = Registry(self.request.registry, self.request.access)
         try:
             self.register(registry)
+            # only after registration: a `stop` writes the tombstone first, and then looks for registered supervisors
             if os.path.exists(registry.tombstone_path(self.request.run_id)):
                 raise SystemExit("it was stopped meanwhile")
             self.child = self.spawn()
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
-                error.filename = self.path("agent.json")  # an error of writing has no name
+                error.filename = self.path("agent.json")  # errors of ``write`` don't name their file
             why = f"cannot start {self.node.argv[0]}: {reason(error)}"
             self.end_everything(code=1)
             return why
@@ -182,7 +186,7 @@ class Supervisor:
         while child.poll() is None:
             now = time.monotonic()
             if self.container is None:
-                self.root = child.pid
+                self.root = child.pid  # it changes when a warm parent has forked
             try:
                 self.merge_output()
                 if now - checked_at > CHECK_S:
@@ -203,41 +207,49 @@ class Supervisor:
         return self.output.merge(self.rendezvous.news(), last=last)
 
     def check(self) -> None:
-        """Check other reasons to end: the folder removed, the controller gone, a rank's error. Raises OSError."""
+        """End the start if its controller is gone or a rank has failed. Raises OSError: the folder was removed."""
         os.stat(self.path("agent.json"))
         if self.container is not None and self.root is None:
             self.root = engine.first_process(self.mark)
         touch(self.path("beat"))
+        # the controller is gone, or this node's own lease is short, as the controller died between start and follow
         lease_s = self.request.lease_s
-        if not os.path.exists(self.path("attached")):  # the controller died between start and follow
+        if not os.path.exists(self.path("attached")):
             lease_s = min(lease_s, UNATTENDED_S + self.request.slow_s)
         silent_s = self.lease.look()
         if silent_s > lease_s:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
         elif silent_s > BEAT_STALE_S and self.rendezvous.left_s() > LEFT_S:
             self.end("torchrun of the first node has ended, and the controller is not there to end this one")
+        # a rank failed: torchrun ends the others unless it hangs itself
         if glob.glob(os.path.join(glob.escape(self.node.state_dir), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
+        # a rank ended without an error file; seen twice, so that torchrun had time to notice it first
         early = self.early_exits.ranks()
-        if early and early.keys() == self.early_before.keys():  # torchrun had time to notice
+        if early and early.keys() == self.early_before.keys():
             torchrun_reports = self.early_exits.torchrun_ends_others
             self.end("a rank ended before the run was over", REPORT_GRACE_S if torchrun_reports else SIBLING_GRACE_S)
         self.early_before = early
 
     def watch_peers(self) -> None:
-        """End the run if this node is cut off: no heartbeats, and no other node answers any more."""
+        """End the run if this node is cut off: no heartbeats come, and no other node answers any more.
+
+        The node needn't wait for the end of its lease then: its ranks can't go on without the others.
+        """
+        # meanwhile the other nodes are being started
         until = time.monotonic() + BEAT_STALE_S
-        while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
+        while not os.path.exists(self.path("attached")) and time.monotonic() < until:
             time.sleep(POLL_S)
         peers, beats = peers_of(self.node, self.request.nodes), Silence(self.path("lease"))
-        reached, misses = False, 0
+        was_reached, misses = False, 0
         while peers:
-            stale = beats.look() > BEAT_STALE_S
-            if stale or not reached:
+            is_stale = beats.look() > BEAT_STALE_S
+            # a first connection proves that other nodes can be reached at all: a firewall may block their ssh ports
+            if is_stale or not was_reached:
                 alive = next((peer for peer in peers if accepts_connection(*peer)), None)
                 if alive is not None:
-                    reached, peers = True, [alive, *(peer for peer in peers if peer != alive)]
-                misses = misses + 1 if stale and reached and alive is None else 0
+                    was_reached, peers = True, [alive, *(peer for peer in peers if peer != alive)]
+                misses = misses + 1 if is_stale and was_reached and alive is None else 0
                 if misses >= 2:
                     self.end("isolated: neither the controller nor any other node can be reached")
             time.sleep(PEER_RETRY_S if misses else PEER_TRY_S)
@@ -248,15 +260,15 @@ class Supervisor:
         self.end("stopped")
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
-        """Request the end in ``grace_s``; the first reason counts, and nothing is signalled twice."""
+        """Let ``wait`` end the start in ``grace_s``. Of several calls, the first reason and the earliest time count."""
         self.reason = self.reason or reason
-        if self.kill_at is not None:
+        if self.kill_at is not None:  # the ranks have got TERM already
             return
         at = time.monotonic() + grace_s
         self.end_at = at if self.end_at is None else min(self.end_at, at)
 
     def signal_all(self, child: warm.Child, now: float) -> None:
-        """Send TERM to the processes that get it from nobody else; KILL follows. Repeated if ``child`` lives on."""
+        """End all processes of the start, in a thread: TERM, then KILL. Called again if ``child`` lives on."""
         self.early_exits.about_to_end_all()
         if isinstance(child, warm.Launch):
             child.give_up()
@@ -267,7 +279,10 @@ class Supervisor:
         self.end_at = now + TERM_GRACE_S + 3  # the next try, if torchrun still lives then
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """Return a script's processes that its parent signals (torchrun, the script), or torchrun (ranks)."""
+        """Return the processes of a script that get TERM from another process, and must not get it twice.
+
+        The script's parent signals torchrun (or the script), and torchrun signals the ranks.
+        """
         if not self.is_script:
             return set()
         below = children_of(root)
@@ -278,7 +293,8 @@ class Supervisor:
         if isinstance(self.child, warm.Launch) and self.child.parent_ended:
             self.reason = self.reason or "the warm parent of the ranks (trainers/ranks.py) ended while they ran"
         self.early_exits.torchrun_ended(code)
-        if code < 0:  # its children are ended next, and their messages about that are no cause
+        # a signal ended torchrun: keep its lines from now, as its children will complain about being ended next
+        if code < 0:
             with contextlib.suppress(OSError):
                 self.merge_output()
             self.lines_before_end = self.output.last_lines
@@ -289,6 +305,7 @@ class Supervisor:
     def end_everything(self, code: int) -> bool:
         """End what lives on, and take the start from the registry; return whether all has ended."""
         self.early_exits.about_to_end_all()
+        # what got TERM before keeps its full time until KILL; of the rest half a second is enough
         grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
         is_gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
         if self.container is not None and code != 0:  # else the engine has removed it
@@ -305,10 +322,11 @@ class Supervisor:
             return
         try:
             self.output.merge([_OUTLIVED + self.outlived] if self.outlived else [], last=True)
-            while self.merge_output(last=True):
+            while self.merge_output(last=True):  # each call reads a bounded amount of each file
                 pass
         except OSError as error:
             self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        # a rank that ended too early makes the start fail, even if torchrun saw only exit codes of 0
         code = code or int(bool(self.early_exits.ranks()))
         failures = self.failures() if code != 0 else []
         self.explain_full_disk(code, failures)
@@ -326,14 +344,14 @@ class Supervisor:
         write_json(self.path("exit.json"), end)
 
     def explain_full_disk(self, code: int, failures: list[RankFailure]) -> None:
-        """Name a full disk as the reason of a bad end that no rank explains, and free the reserved space on it."""
+        """Name a full disk as the reason of a bad end that no rank explains; free the reserved space for exit.json."""
         is_full = free_bytes(self.node.state_dir) < RESERVE_BYTES or no_inodes(self.node.state_dir)
         room = room_in(self.node.state_dir)
         for name in RESERVES:
             with contextlib.suppress(OSError):
                 os.unlink(self.path(name))
-        is_known = "has a full disk" in self.reason
-        if code != 0 and is_full and not is_known and all(map(has_only_exit_code, failures)):
+        says_so_already = "has a full disk" in self.reason
+        if code != 0 and is_full and not says_so_already and all(map(has_only_exit_code, failures)):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node.run_dir)
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, room)}")))
 
@@ -349,7 +367,7 @@ class Supervisor:
     def failures(self) -> list[RankFailure]:
         """Return the error of each rank that failed, without secrets; the earliest first."""
         now = time.time()
-        early = {rank: RankExit(code, now) for rank, code in self.early_exits.ranks().items()}
+        early = {rank: RankExit(code, now) for rank, code in self.early_exits.ranks().items()}  # overridden by torchrun
         failures = rank_failures(
             self.node.state_dir,
             self.node.first_rank,
@@ -372,14 +390,14 @@ def accepts_connection(address: str, port: int) -> bool:
 class Rendezvous:
     """Watches in the kernel's tables when this node joins torchrun's rendezvous, and when the first node leaves it.
 
-    ``endpoint``: address and port of the first node; None: a single node.
+    ``endpoint``: address and port of the first node's store; None: a single node. ``first``: this is the first node.
     """
 
     def __init__(self, endpoint: tuple[str, int] | None, *, first: bool) -> None:
         self.endpoint, self.first = endpoint, first
         self.has_joined = False
-        self.left_at: float | None = None  # when the first node closed its connections
-        self.looked_at = time.monotonic()  # torchrun takes at least a second until it connects
+        self.left_at: float | None = None  # monotonic: when the first node closed its connections
+        self.looked_at = time.monotonic()
 
     def news(self) -> list[str]:
         """Return the line for the log when this node has joined, once."""
@@ -396,7 +414,7 @@ class Rendezvous:
         if self.endpoint is None or self.first or not self.has_joined:
             return 0.0
         states = self.states(*self.endpoint)
-        # CLOSE_WAIT: the first node has closed the connection; torchrun and gloo here may not notice
+        # in CLOSE_WAIT the other side has closed the connection, which torchrun and gloo here may not notice
         if CLOSE_WAIT not in states or ESTABLISHED in states:
             self.left_at = None
             return 0.0
