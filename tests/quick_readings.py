@@ -15,12 +15,12 @@ from typing import Any
 from pipeline.core.files import sha256_bytes
 from pipeline.keys import readings
 
-_read = readings._read
+_read = readings._parse
 _READER = Path(str(readings.__file__)).read_bytes()
 
 
 def shared_reading(folder: Path, source: bytes, path: str, shown: str) -> dict[str, Any]:
-    """``readings._read``, whose answers lie in ``folder``."""
+    """``readings._parse``, whose answers lie in ``folder``."""
     kept = folder / f"{sha256_bytes(_READER + path.encode() + source)}.json"
     try:
         found: dict[str, Any] = json.loads(kept.read_text())

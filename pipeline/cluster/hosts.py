@@ -131,7 +131,7 @@ class Hosts:
         seen = {fact.host: _without_own_paths(fact.not_passed) for fact in facts}
         lines = [
             *filter(None, [self._network_note]),
-            *rank_environment.not_passed(seen, whose=shell),
+            *rank_environment.dropped_lines(seen, whose=shell),
             *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._reported]

@@ -20,7 +20,7 @@ from pipeline.core.options import source_of_installed
 from pipeline.core.places import HOME, IS_INSTALLED
 from pipeline.core.processes.process import python_answer
 from pipeline.keys import rank_environment
-from pipeline.keys.import_closure import import_closure, source_of
+from pipeline.keys.import_closure import import_closure, source_file
 from trainers.core.config import OWN, TrainConfig
 
 _IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the hosts
@@ -125,7 +125,7 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
 def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
     """Return the answer of ``signatures`` as JSON has it; empty if an import ended the process or takes too long."""
     path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])
-    env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
+    env = {**rank_environment.inheritable(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
     program = Path(signatures.__file__).read_text(encoding="utf-8")
     request = {"targets": targets, "folders": [os.path.realpath(folder) for folder in (str(root), *python_path)]}
     try:
@@ -141,7 +141,7 @@ def _refuse_missing_module(setting: str, module: str, root: Path, python_path: S
             f"{setting}: {module} is a module of Python's own, and none of its classes or functions is made for this",
             hint=f"{setting.partition('=')[0]}=my_package.my_module:NAME, a class or function of yours or of a package",
         )
-    if source_of(root, module, python_path) is not None or source_of_installed(module) is not None:
+    if source_file(root, module, python_path) is not None or source_of_installed(module) is not None:
         return
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root

@@ -71,7 +71,7 @@ def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes
         "site": str(observed.site),
     }
     path = (None if IS_INSTALLED else str(HOME), str(root))
-    env = {**rank_environment.passed(os.environ), **rank_environment.ALWAYS}
+    env = {**rank_environment.inheritable(os.environ), **rank_environment.ALWAYS}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     child = process.guarded([sys.executable, "-m", __name__, json.dumps(task)], env=env, keeps_output=True)
     try:

@@ -18,7 +18,7 @@ from pipeline.data import datasets
 from pipeline.data.base import ImageFilesConfig
 from pipeline.data.sources.source import local_path
 from pipeline.keys import rank_environment
-from pipeline.keys.content_key import order_in
+from pipeline.keys.content_key import orders_of_config
 from pipeline.keys.import_closure import Closure, import_closure
 from trainers.contract.data_pack import VERSION
 from trainers.core.config import OWN, DatasetConfig
@@ -87,7 +87,7 @@ def request(dataset: DatasetConfig, data_dir: Path) -> Request:
         "version": VERSION,
         "code": dict(code.digests),
     }
-    if order := order_in({"dataset": settings}):
+    if order := orders_of_config({"dataset": settings}):
         decides_pack["order"] = order
     if dataset.name == OWN or not modules[0].startswith(f"{datasets.__name__}."):
         decides_pack["versions"] = dict(code.versions)  # installed packages count by their version

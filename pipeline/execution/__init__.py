@@ -1,2 +1,2 @@
-"""Bring a configured run to result.json: ``run`` builds a run from its configuration and judges its folder,
-``complete`` makes a run, and ``dry_run`` describes what would be done."""
+"""From a configuration to result.json: ``run`` gives a run its key and judges its folder, ``complete`` makes the run,
+and ``dry_run`` describes what would be done."""

@@ -1,4 +1,7 @@
-"""Make the attempts of a run until one succeeds, or follow an attempt that is already under way."""
+"""The attempts of a run: they are made until one succeeds, or an attempt that another command has started is followed.
+
+``complete`` calls it under the run's lock. ``cluster.attempt`` makes one attempt; ``restarts`` judges a failed one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.core.errors import HostError, Killed, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, UNDER_WAY, Cluster, LaunchPlan, Outputs, State
-from pipeline.execution.restarts import Pauses, Restarts, clock, hinting, next_start, with_hint
+from pipeline.execution.failure_hints import add_known_hint, replace_hint
+from pipeline.execution.restarts import Pauses, Restarts, clock, next_start
 from pipeline.execution.run import Run
 from pipeline.execution.work import OpenAttempt, Say, Work, add_to_journal
 from pipeline.runs import checkpoints, journal, metrics_file, provenance, ranks, recorded_hardware
@@ -43,14 +47,14 @@ if TYPE_CHECKING:
 
 
 def run_attempts(work: Work) -> None:
-    """Make attempts, each from the last checkpoint, until one succeeds or none is left."""
+    """Make attempts, each from the last checkpoint, until one succeeds. Raises the error of the last one."""
     run = work.run
     if work.mirror is not None:
         work.say.doing(f"waiting for {work.mirror.shown} to answer")
         work.mirror.restore()
         work.mirror.try_writing()
     first = journal.attempts(run.folder.journal) + 1
-    if first > 1 and run.config.script is not None:  # ranks of our trainer print this themselves
+    if first > 1 and run.config.script is not None:  # ranks of the built-in trainer print this themselves
         work.say(f"attempt {first} starts {next_start(run)}")
     restarts = Restarts(
         run.config.cluster,
@@ -62,7 +66,7 @@ def run_attempts(work: Work) -> None:
 
 
 def attach(work: Work, attempt: OpenAttempt) -> None:
-    """Follow an attempt under way; if it fails, make further attempts as its own command would have."""
+    """Follow an attempt under way; if it fails, make the further attempts that its own command would have made."""
     run, (plan, cluster) = work.run, attempt
     work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
     replaceable = bool(cluster.spares) and cluster.settings.max_restarts > 0
@@ -74,20 +78,21 @@ def attach(work: Work, attempt: OpenAttempt) -> None:
         number = journal.attempts(run.folder.journal)  # a later attempt may have been planned and not started
         restarts = Restarts(cluster, shards=run.config.train.trainer.shards)
         attempts = Attempts(work, restarts, last=number + cluster.settings.max_restarts)
+        # no attempt follows here, but the same command makes one
         if number == attempts.last and error.hint is None and error.cause != "config":
-            raise hinting(error, f"the same command starts {next_start(run)}") from None
+            raise replace_hint(error, f"the same command starts {next_start(run)}") from None
         attempts.prepare_restart(number, error)
         attempts.make(number + 1)
 
 
 class KeptHosts:
-    """The hosts of one command's attempts. A restart on the same hosts uses the open connections to them."""
+    """The connections to the hosts of one command's attempts, kept open for a restart on the same hosts."""
 
     def __init__(self) -> None:
         self._hosts: Hosts | None = None
 
     def of(self, cluster: Cluster) -> AbstractContextManager[Hosts]:
-        """Return the hosts for one attempt. Those that a scheduler grants are granted anew for each."""
+        """Return the hosts for one attempt. A scheduler grants hosts anew for each attempt: these aren't kept."""
         if launchers.capabilities(cluster).hosts_are_granted:
             return closing(Hosts(cluster))
         if self._hosts is None or self._hosts.cluster is not cluster:
@@ -104,14 +109,14 @@ class KeptHosts:
 
 
 class Attempts:
-    """The attempts of one command. ``restarts``: the hosts, and how attempts have ended; ``last``: the last number."""
+    """The attempts of one command. ``restarts`` knows hosts and failures; ``last``: the last attempt's number."""
 
     def __init__(self, work: Work, restarts: Restarts, *, last: int) -> None:
         self._work, self._restarts, self.last = work, restarts, last
         self._kept = KeptHosts()
 
     def make(self, first: int) -> None:
-        """Make attempts from this number on until one succeeds. Raises HostError, TrainingError, Killed: none has."""
+        """Make attempts from this number on until one succeeds. Raises HostError, TrainingError, Killed: none does."""
         work = self._work
         with closing(self._kept):
             for number in range(first, self.last + 1):
@@ -123,15 +128,15 @@ class Attempts:
                 except HostError as error:
                     raise _with_shards_hint(error, work.run) from error
                 except TrainingError as error:
-                    if error.gone or error.cause == "host":  # a connection may hang
+                    if error.gone or error.cause == "host":  # a connection to a lost host may hang
                         self._kept.close()
-                    self.prepare_restart(number, with_hint(error, work.run))
+                    self.prepare_restart(number, add_known_hint(error, work.run))
                 except Killed as error:
                     may_still_run = self._restarts.may_still_run(time.time())
                     raise Killed(f"{error.what}{may_still_run}", hint=error.hint) from None
 
     def make_one(self, number: int) -> None:
-        """Make one attempt; silent hosts of a run that has begun are replaced or waited for. Raises HostError."""
+        """Make one attempt; at a restart, replace silent hosts or wait for them. Raises HostError."""
         services, restarts, say = self._work.services, self._restarts, self._work.say
         emit = _subscriber(self._work, number, notes=not restarts.has_failed)
         # only a run that has begun waits: at a first start a silent host is more likely a wrong name than a reboot
@@ -165,10 +170,10 @@ class Attempts:
             raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
         if not pauses.doing:
             until = f"{clock(time.time() + pauses.limit_s)} (cluster.restart_wait_s={pauses.limit_s:g})"
-            names, new = ", ".join(error.hosts), [host for host in error.hosts if host not in restarts.took_part]
+            names, unseen = ", ".join(error.hosts), [host for host in error.hosts if host not in restarts.took_part]
             waits = f"attempt {number} waits until {until} for {names}"
-            spares = f"; {', '.join(new)} has never answered: is the name of the spare right?"
-            say(f"{error}\n{waits}{spares if new else ', which took part before'}")
+            spares = f"; {', '.join(unseen)} has never answered: is the name of the spare right?"
+            say(f"{error}\n{waits}{spares if unseen else ', which took part before'}")
             pauses.doing = f"waiting for {names} to answer"
             say.doing(pauses.doing)
         time.sleep(pause_s)
@@ -177,11 +182,12 @@ class Attempts:
         """Choose the hosts of the attempt after ``number`` and announce it. Raises ``error``: none may follow."""
         run, restarts, lock = self._work.run, self._restarts, self._work.lock
         folder_lost = lock.lost() or not (run.folder.path / run_folder.CONFIG).exists()
-        if number == self.last or folder_lost or (run.folder.path / run_folder.STOP).exists():
+        stopped = (run.folder.path / run_folder.STOP).exists()  # by `doit stop`
+        if number == self.last or folder_lost or stopped:
             raise error
         script = _script_attempts(run)
         saved = "" if script is None else script.checkpoints_stamp()
-        restarts.note_failure(error, step=_last_step(run, number), saved=saved, now=time.time())
+        restarts.record_failure(error, step=_last_step(run, number), saved=saved, now=time.time())
         add_to_journal(run, State.FAILED, number, error.what)
         # the hint about a lost host is for users whose run ends with it
         lines = [error.what if error.gone else str(error)]
@@ -196,6 +202,7 @@ def _script_attempts(run: Run) -> ScriptAttempts | None:
 
 
 def _last_step(run: Run, number: int) -> int:
+    """Return the last step that attempt ``number`` reported; 0 if none."""
     if run.config.script is not None:
         logged = metrics_file.rows(run.folder.path / run_folder.METRICS)
         return max((row.step for row in logged), default=0)
@@ -204,7 +211,7 @@ def _last_step(run: Run, number: int) -> int:
 
 
 def _with_shards_hint(error: HostError, run: Run) -> HostError:
-    """Extend the error's hint: with trainer.shards, a run may go on with other hosts."""
+    """Extend the hint of a host's error: with trainer.shards, the run may go on with other hosts."""
     shards, cluster = run.config.train.trainer.shards, run.config.cluster
     if not shards or cluster.nnodes == 1:
         return error
@@ -235,9 +242,9 @@ def _attempt_spec(work: Work, number: int, *, is_restart: bool = False, replacea
 
 
 def _outputs_of_script(run: Run) -> Outputs:
-    """Return what to fetch from a script's host. The size limit doesn't apply to checkpoints that it resumes from."""
+    """Return what to fetch from a script's host."""
     settings = ScriptConfig(**run.config.resolved["program"])
-    if settings.resumes:
+    if settings.resumes:  # without its checkpoints, however large, it couldn't go on
         return SCRIPT_OUTPUTS
     limit_bytes = settings.outputs_limit_bytes
     return replace(SCRIPT_OUTPUTS, limit_bytes=limit_bytes, work=SCRIPT_OUTPUTS.work if limit_bytes is not None else ())
@@ -245,11 +252,14 @@ def _outputs_of_script(run: Run) -> Outputs:
 
 # ---------------------------------------------------------------------------------------- the events of an attempt
 def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
-    """Return the receiver of an attempt's events. ``notes``: say remarks about the hosts, as a first attempt does."""
+    """Return the receiver of an attempt's events: it says, records, and passes the others on to the live view.
+
+    ``notes``: say remarks about the hosts, too, as a first attempt does.
+    """
     say, view = work.say, work.services.on_event
     samples = SystemMetrics(work.run.folder.path) if work.run.config.tracking.system_metrics else None
 
-    def take(event: AttemptEvent) -> None:
+    def receive(event: AttemptEvent) -> None:
         match event:
             case ShownLine(line=line):
                 say(line.shown)
@@ -280,7 +290,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
             case _:
                 view(event)
 
-    return take
+    return receive
 
 
 def _record_start(work: Work, number: int) -> None:
@@ -300,15 +310,15 @@ def _record_hosts(work: Work, number: int, facts: Sequence[HostFacts]) -> None:
     """Write the hosts and their environments into provenance.json, and the hardware of this attempt into its folder."""
     work.lock.check()
     folder = work.run.folder
-    known = folder.read_json(run_folder.PROVENANCE) or {}
+    before_launch = folder.read_json(run_folder.PROVENANCE) or {}
     environments = {fact.host: provenance.environment(fact) for fact in facts}
     recorded_hardware.record(folder.path, number, [fact.hardware for fact in facts])
     hosts = [fact.host for fact in facts]  # a scheduler grants hosts only now
-    write_json(folder.path / run_folder.PROVENANCE, {**known, "hosts": hosts, "environments": environments})
+    write_json(folder.path / run_folder.PROVENANCE, {**before_launch, "hosts": hosts, "environments": environments})
 
 
 def unfinished_attempt(run: Run) -> OpenAttempt:
-    """Return the newest attempt and its hosts. Raises UsageError: it is over, or runs on hosts not in cluster.hosts."""
+    """Return the newest attempt and its hosts. Raises UsageError: it is over, or cluster.hosts lacks one of them."""
     cluster, plan = run.config.cluster, starts.unfinished_plan(run.folder.path)
     if launchers.capabilities(cluster).hosts_are_granted:  # its job may also be queued or over
         raise UsageError(
@@ -319,7 +329,7 @@ def unfinished_attempt(run: Run) -> OpenAttempt:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="the command that started it")
     hosts_by_label = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in hosts_by_label]
-    if unknown:
+    if unknown:  # the same hosts may be configured under other names now
         relabelled = earlier.with_current_labels(cluster, plan)
         if relabelled is None:
             raise UsageError(
@@ -333,7 +343,7 @@ def unfinished_attempt(run: Run) -> OpenAttempt:
 
 
 def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
-    """Return the newest attempt and its hosts if it may still run; else say its end. Raises UsageError, HostError."""
+    """Return the newest attempt and its hosts for `doit attach`. Raises UsageError: it has ended; HostError."""
     attempt = unfinished_attempt(run)
     last = journal.read(run.folder.journal)[-1:]
     has_ended = bool(last) and last[0].state not in UNDER_WAY
@@ -349,7 +359,10 @@ def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
 
 
 def surviving_attempt(work: Work) -> OpenAttempt | None:
-    """Return the newest attempt and its hosts if it outlived its command, and runs or succeeded. Raises HostError."""
+    """Return the newest attempt and its hosts if it still runs, or has succeeded, without a command; else None.
+
+    Raises HostError: a host doesn't answer, and no restart could do without it.
+    """
     try:
         attempt = unfinished_attempt(work.run)
     except UsageError:
@@ -359,6 +372,7 @@ def surviving_attempt(work: Work) -> OpenAttempt | None:
         why_over = earlier.why_over(attempt.cluster, attempt.plan, work.run.folder.path)
     except HostError as error:
         cluster = work.run.config.cluster
+        # a new attempt may replace the silent host, or doesn't use it at all
         if cluster.settings.max_restarts > 0 or not {host.label for host in cluster.hosts}.issuperset(error.hosts):
             return None
         raise

@@ -1,4 +1,8 @@
-"""Bring a run to result.json: initial weights, attempts, evaluation, record."""
+"""The making of a run from its lock to result.json: initial weights, attempts, evaluation, record in MLflow.
+
+``train`` is called by the verbs that train, by sweeps for each trial, and for the run that ``init.run`` names. What an
+earlier command has already done of a run isn't repeated.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +70,11 @@ def _train_parent(parent: RunConfig, setting: str, root: Path, *, argv: Sequence
         say(f"FINISHED {run.key.short}, whose weights are the next run's")
 
 
-_SHOW_ERROR_AFTER_S = 2.0  # seconds of recording after which the error is shown
+_SHOW_ERROR_AFTER_S = 2.0  # a failed run shows its error before it is recorded, if recording takes longer than this
 
 
 def single_run_services() -> RunServices:
-    """Return the services of a run outside of a sweep."""
+    """Return the services of a run that isn't a trial of a sweep."""
     return RunServices(
         evaluate=stored_report.make,
         recorder=lambda run: Recorder(run.folder.path, run.config, run.root),
@@ -81,9 +85,9 @@ def single_run_services() -> RunServices:
 def train(
     run: Run, *, argv: Sequence[str], say: Say, services: RunServices | None = None, attach: bool = False
 ) -> Result:
-    """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
+    """Make the run and return its result; a second caller with the same key waits for the first.
 
-    Follow an attempt that outlived its command, or take its result. ``attach``: don't start one if there is none.
+    An attempt that still runs without its command is followed. ``attach``: only follow one, start none.
     Raises UsageError: no attempt to attach to; HostError: a host can't take part; TrainingError: every attempt failed;
     Killed: stopped by Ctrl-C or SIGTERM; Pruned: a search ended the run early, by the file ``prune`` in the run folder;
     PacelineError: the run folder can't be written, or the evaluation failed.
@@ -109,7 +113,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 def _train_locked(run: Run, *, argv: Sequence[str], say: WaitReports, services: RunServices, attach: bool) -> Result:
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
-        if run.reason is None:
+        if run.reason is None:  # asked again, now that nobody else can change the folder
             say(f"{run.key.short} was finished by the other command")
         else:
             if run.folder.result.exists() and (why := run.folder.stale_because(run.key.digest)):
@@ -140,23 +144,24 @@ def _mirror(run: Run, say: Say) -> CheckpointMirror | None:
 
 
 def _bring_to_result(work: Work) -> None:
+    """Train and complete the run; however it ends, record it in journal and MLflow."""
     with Interruptible(work.services.stop) as signals:
         try:
             _launch_unless_done(work)
             signals.check()
             _complete(work, signals)
-        except Pruned:
+        except Pruned:  # it is recorded already
             raise
         except BaseException as error:
-            signals.hold()
+            signals.hold()  # a second Ctrl-C must not interrupt the record
             killed = signals.killed(error) or _stopped_by_user(work, error)
-            _note_end(work, killed or error)
+            _record_end(work, killed or error)
             if killed is not None:
-                done = "the training is done and is not repeated"
-                then = done if work.run.folder.summary.exists() else f"it starts {next_start(work.run)}"
-                raise Killed(
-                    f"KILLED {work.run.key.short}: {killed.what}", hint=f"the same command again; {then}"
-                ) from None
+                if work.run.folder.summary.exists():
+                    hint = "the same command again; the training is done and is not repeated"
+                else:
+                    hint = f"the same command again; it starts {next_start(work.run)}"
+                raise Killed(f"KILLED {work.run.key.short}: {killed.what}", hint=hint) from None
             work.lock.check()  # a lost lock explains more than the error that it caused
             raise
 
@@ -170,6 +175,7 @@ def _stopped_by_user(work: Work, error: BaseException) -> Killed | None:
 def _launch_unless_done(work: Work) -> None:
     """Train; if an earlier command has trained, only restore the files that describe the run."""
     run, services = work.run, work.services
+    # a training that read files which its key lacks isn't trusted
     if run.key_lacks is None and not _summary_unkeyed(run) and run.folder.training_done(run.key):
         if run.unread_log:
             _search_log(work)
@@ -187,7 +193,7 @@ def _launch_unless_done(work: Work) -> None:
         work.say(
             f"WARNING: files of the ranks were changed since they wrote them; the next attempt starts {next_start(run)}"
         )
-    if services.hosts is None:  # a sweep prints them once
+    if services.hosts is None:  # a sweep prints the remarks once for all trials
         for line in remarks(run):
             work.say(line)
     work.say.doing("noting where the run comes from")
@@ -197,24 +203,26 @@ def _launch_unless_done(work: Work) -> None:
 
 
 def _search_log(work: Work) -> None:
+    """Search a script's log for program.metrics_pattern, which was set or changed after the training."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
     argv = [sys.executable, "-m", "trainers.script.metrics.recorder", str(run.folder.path.resolve()), *patterns]
     run.folder.result.unlink(missing_ok=True)  # _complete writes it anew from the summary
-    done = process.run(argv, env=rank_environment.of_report(os.environ, run.root), timeout_s=300.0)
+    done = process.run(argv, env=rank_environment.for_evaluation(os.environ, run.root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the log of {run.key.short} can't be searched: {done.why}")
     launch_folder.write_config(run.folder, launch_folder.inputs_of(run))
 
 
 def _summary_unkeyed(run: Run) -> bool:
-    """True if an ended script read something outside of its key: then the run starts over."""
+    """Return True if a script that has ended read files that its key lacks: then the run starts over."""
     nodes = [run.folder.read_json(run_folder.SUMMARY) or {}, *run.folder.dependencies_of_other_nodes()]
     return run.sealed and bool(contents.unkeyed(nodes))
 
 
 def _complete(work: Work, signals: Interruptible) -> None:
+    """Evaluate and record a run whose training is done, and write result.json."""
     run, say = work.run, work.say
     work.lock.check()
     summary = run.folder.read_summary()
@@ -245,6 +253,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
 
 def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add files of a script's data that were replaced while its ranks read them: the run then doesn't count."""
+    # on hosts of their own, ranks read a copy of the data; a pack isn't written to
     shared = launchers.capabilities(run.config.cluster).shares_run_dir
     if not shared or run.config.script is None or isinstance(run.pack, Pack):
         return summary
@@ -254,13 +263,13 @@ def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, 
     return {**summary, "unkeyed": {**summary.get("unkeyed", {}), **dict.fromkeys(replaced, contents.REPLACED)}}
 
 
-def _note_end(work: Work, error: BaseException) -> None:
-    """Write the run's failed or killed end to journal and MLflow. A full disk doesn't hide the error."""
+def _record_end(work: Work, error: BaseException) -> None:
+    """Write into journal and MLflow that the run failed or was killed."""
     work.say.doing("recording how it ended")
     run = work.run
-    with suppress(OSError), _shown_if_slow(work, error):
+    with suppress(OSError), _shown_if_slow(work, error):  # a full disk must not hide the error
         number = journal.attempts(run.folder.journal)
-        if number == 0 or work.lock.lost():  # nothing started, or the folder may belong to another command by now
+        if number == 0 or work.lock.lost():  # nothing was started, or the folder may belong to another command by now
             return
         state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
         add_to_journal(run, state, number, _journal_line(error))
@@ -293,22 +302,26 @@ def _journal_line(error: BaseException) -> str:
 
 def _hosts(run: Run) -> list[str]:
     """Return the hosts that trained; this command may name others if it makes only the result again."""
-    known = (run.folder.read_json(run_folder.PROVENANCE) or {}).get("hosts")
-    return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
+    recorded = (run.folder.read_json(run_folder.PROVENANCE) or {}).get("hosts")
+    return recorded if isinstance(recorded, list) else [host.label for host in run.config.cluster.hosts]
 
 
 def _duration_s(run: Run, started: float) -> float:
-    """Return the seconds of the last attempt, without the time between an earlier command and this (``started``)."""
+    """Return the seconds of the last attempt. ``started``: start of this command (unix time).
+
+    If an earlier command began the attempt, the time between the two commands doesn't count.
+    """
     entries = journal.read(run.folder.journal)
     last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
     finished = next(entry.time for entry in last if entry.state is State.FINISHED)
     before = [entry.time for entry in last if entry.time < started]
-    if finished < started:
+    if finished < started:  # this command only made the result again
         return finished - before[0]
     return finished - started + (before[-1] - before[0] if before else 0.0)
 
 
 def _raise_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """Record a run that a search ended early, and raise Pruned; its ranks have left a file ``pruned``."""
     pruned = run.folder.read_json(run_folder.PRUNED)
     if pruned is None:
         return

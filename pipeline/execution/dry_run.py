@@ -1,5 +1,7 @@
-"""Describe what a command would do: its tasks with reasons, and the exact command of each host. Starts nothing, and
-asks no host: facts from its probe are named placeholders, such as ``<python of node0>``."""
+"""What a command would do (`doit plan`): its tasks with reasons, and the exact command of each host, as text or graph.
+
+Nothing is started and no host is asked: what only a host's probe would tell is a placeholder, ``<python of node0>``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ _USER_STEP = "step "  # prefix of the names of user-defined steps
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task of a run, and whether it is done. A user-defined step ``needs`` others, any other the one before."""
+    """One task of a run: whether it is done, and ``why``. A user-defined step needs the steps in ``needs``; any other
+    task needs the one before it.
+    """
 
     name: str
     done: bool
@@ -49,10 +53,10 @@ class PlannedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One configuration: its tasks, and what would be launched. ``key`` is None until its data is fetched.
+    """One configuration: its tasks (``steps``) and what would be launched. ``key`` is None until its data is fetched.
 
-    ``chosen`` are the overrides that a sweep chose; ``accepted`` names the user who accepted a run of another key.
-    ``script`` are the words of a script and its arguments, with their placeholders.
+    ``chosen`` are the overrides that a sweep chose; ``accepted`` describes the acceptance of another run's result.
+    ``script``: the command line of a script, with its placeholders.
     """
 
     key: str | None
@@ -71,7 +75,7 @@ class PlannedRun:
 def planned(
     config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()
 ) -> PlannedRun:
-    """Plan one configuration from local files; asks no host and starts nothing. Raises UsageError."""
+    """Plan one configuration from local files. ``pack``, ``run``: None if not known yet. Raises UsageError."""
     return PlannedRun(
         key=run.key.short if run else None,
         chosen=chosen,
@@ -98,9 +102,9 @@ def _accepted(run: Run | None) -> str | None:
 # ------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
     """Return the user-defined steps that make the data, then fetch, init, train, evaluate and record."""
-    made = [step_task(state) for state in config.step.standings()] if config.step is not None else []
-    first = (*made, _fetch(config, pack), *_init(initial_weights_of(config, root)))
-    if run is None:
+    user_defined = [step_task(state) for state in config.step.standings()] if config.step is not None else []
+    first = (*user_defined, _fetch(config, pack), *_init(initial_weights_of(config, root)))
+    if run is None:  # no key yet
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
         train = PlannedTask("train", False, f"{waits}, so its key isn't known yet")
         return (
@@ -112,6 +116,7 @@ def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root:
     run.folder.refuse_newer()
     if (accepted := _accepted(run)) is not None:
         return (*first, *(PlannedTask(name, True, accepted) for name in ("train", "evaluate", "record")))
+    # an acceptance that is no longer valid has a reason of its own
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key.digest)
     train = _train(run, stale)
     if not config.program.evaluated:
@@ -150,6 +155,7 @@ def _init(initial: InitialWeights | None) -> tuple[PlannedTask, ...]:
 
 
 def _train(run: Run, stale: str | None) -> PlannedTask:
+    """Plan the training; ``stale``: why the run isn't finished and intact."""
     if (lacks := run.key_lacks) is not None:
         return PlannedTask("train", False, lacks)
     if stale is None:
@@ -214,7 +220,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
 
 
 def _placeholder_facts(host: Host, cluster: Cluster) -> HostFacts:
-    """Return facts of a host from its configuration, and placeholders for those that only its probe would tell."""
+    """Return a host's facts from its configuration, with placeholders for what only its probe would tell."""
     local = launchers.capabilities(cluster).is_this_computer  # this process knows its own facts
     python = host.python or (sys.executable if local else f"<python of {host.label}>")
     return HostFacts(
@@ -231,7 +237,7 @@ def _placeholder_facts(host: Host, cluster: Cluster) -> HostFacts:
 
 
 def _with_cpus_unknown(node: NodePlan, host: Host) -> NodePlan:
-    """Replace the share of the host's cores, which only its probe knows, by a placeholder."""
+    """Replace a rank's share of the host's cores, which only the host's probe knows, by a placeholder."""
     if "OMP_NUM_THREADS" not in node.env or "OMP_NUM_THREADS" in host.env:
         return node
     share = f"<cpus of {host.label}>" + (f"/{host.nproc_per_node}" if host.nproc_per_node > 1 else "")
@@ -309,21 +315,23 @@ def dot(trials: Sequence[PlannedRun]) -> str:
 
 
 def _graph(trials: Sequence[PlannedRun]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
-    """Return node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
+    """Return node name → (label, done), and the edges as (name, name of the one after it)."""
     nodes: dict[str, tuple[str, bool]] = {}
     edges: dict[tuple[str, str], None] = {}
-    shared: dict[str, str] = {}  # label → name of the node
+    shared: dict[str, str] = {}  # label → name of the node: trials share steps and the fetch of one data pack
     for number, item in enumerate(trials):
-        before: dict[str, str] = {}
+        name_by_task: dict[str, str] = {}  # tasks of this trial so far
         for task in item.steps:
             label = _label(task, "" if _is_shared(task) else item.key or "")
             name = f"{re.sub('[^A-Za-z0-9]', '_', task.name)}{number}"
             name = shared.setdefault(label, name) if _is_shared(task) else name
             nodes[name] = (label, task.done)
-            user_defined = task.name.startswith(_USER_STEP)
-            needs = [before[need] for need in task.needs if need in before] if user_defined else [*before.values()][-1:]
+            if task.name.startswith(_USER_STEP):
+                needs = [name_by_task[need] for need in task.needs if need in name_by_task]
+            else:
+                needs = [*name_by_task.values()][-1:]
             edges.update(dict.fromkeys((need, name) for need in needs))
-            before[task.name] = name
+            name_by_task[task.name] = name
     return nodes, [*edges]
 
 

@@ -1,4 +1,7 @@
-"""A finished run's network as one file of torch.export, built by the run's own code (trainers/exporting.py)."""
+"""A finished run's network as one file of torch.export, for `doit predict`.
+
+trainers/exporting.py builds it from the run's own code, in a child process: the controller never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ def exported_file(folder: RunFolder) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    own = python_path(folder.read_json(run_folder.CONFIG) or {})
-    code = os.pathsep.join(filter(None, (str(folder.path / run_folder.CODE), own)))
+    configured = python_path(folder.read_json(run_folder.CONFIG) or {})
+    code = os.pathsep.join(filter(None, (str(folder.path / run_folder.CODE), configured)))
+    # written elsewhere and renamed, so that a killed export leaves no half file under the final name
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         path = Path(temporary, target.name)
         done = process.run(

@@ -1,4 +1,8 @@
-"""Initial weights of a run, as ``init.weights`` or ``init.run`` names them. Only their digest counts in the key."""
+"""The initial weights of a run, if ``init.weights`` (a file, an address, a published name, a run's key) or ``init.run``
+(another configuration, whose run is trained first) names some. Only their digest counts in the key.
+
+A copy of each is stored by its digest in the data folder, so that runs are resumed even if the original is gone.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,8 @@ class InitialWeights(NamedTuple):
     """The initial weights of a configuration.
 
     ``setting`` is the override that names them, for messages; ``run`` the key of the run that trained them. ``sha256``
-    is None while the weights are unknown, ``path`` while they aren't on this computer; ``pending`` then says what must
-    be done first. ``url`` is the address to fetch them from.
+    is None while the weights are unknown, ``path`` is None while they aren't on this computer; ``pending`` then says
+    what must be done first. ``url`` is the address to fetch them from.
     """
 
     setting: str
@@ -54,21 +58,21 @@ class InitialWeights(NamedTuple):
     path: Path | None = None
     pending: str = ""
     url: str | None = None
-    named: Path | None = None  # the user's file that init.weights names
+    named_file: Path | None = None  # the user's file that init.weights names
 
     def with_digest(self, config: RunConfig) -> RunConfig:
         """Return the configuration with init.sha256 set, which is what the key counts."""
         init = {**(config.resolved.get("init") or {}), "sha256": self.sha256}
         return dataclasses.replace(config, resolved={**config.resolved, "init": init})
 
-    def place(self, folder: Path, data_dir: Path) -> None:
+    def put_into(self, folder: Path, data_dir: Path) -> None:
         """Put the weights and a description of their origin into a run folder. Raises PacelineError, OSError."""
-        assert self.sha256 is not None, "a run has a key only once they are known"
+        assert self.sha256 is not None, "a run has a key only once its weights are known"
         target = folder / run_folder.INITIAL_WEIGHTS
         if not (target.is_file() and sha256_of(target, data_dir) == self.sha256):
             if self.path is None:
                 raise PacelineError(f"{self.setting}: the weights aren't on this computer: {self.pending}")
-            link_or_copy(keep(self.path, self.sha256, data_dir), target)
+            link_or_copy(store(self.path, self.sha256, data_dir), target)
         notes = {"said": self.setting, "run": self.run, "sha256": self.sha256}
         write_json(folder / run_folder.INITIAL_WEIGHTS_NOTES, notes)
 
@@ -80,19 +84,20 @@ class InitialWeights(NamedTuple):
 
 
 ParentRun = tuple[RunFolder | None, str]
-"""The run that ``init.run`` names: its folder (None: no key yet), and why it isn't finished ('': it is)."""
+"""(folder, why it isn't finished) of the run that ``init.run`` names. None: its key isn't known yet; '': finished."""
 
 
 def find(config: RunConfig, root: Path, parent_of: Callable[[RunConfig], ParentRun]) -> InitialWeights:
     """Return the initial weights of a configuration that names some. Starts nothing.
 
-    Raises UsageError: no such run, file or published weights; a file that can't hold weights; another digest than
-    init.sha256.
+    ``parent_of`` looks up the run that ``init.run`` names. Raises UsageError: no such run, file or published weights; a
+    file that can't hold weights; another digest than init.sha256.
     """
     init = config.train.init
-    named = local_file(config, root)
-    if init.sha256 is not None and (path := kept(init.sha256, config.data_dir)) is not None:
-        return InitialWeights(setting=init.setting, sha256=init.sha256, path=path, named=named)
+    named_file = local_file(config, root)
+    # a repetition of a run states the digest: the original may be gone, or have changed
+    if init.sha256 is not None and (path := stored_copy(init.sha256, config.data_dir)) is not None:
+        return InitialWeights(setting=init.setting, sha256=init.sha256, path=path, named_file=named_file)
     try:
         if config.parent is None:
             initial = _of_setting(config, root)
@@ -103,7 +108,7 @@ def find(config: RunConfig, root: Path, parent_of: Callable[[RunConfig], ParentR
         raise UsageError(f"{init.setting}: {why}") from error
     if init.sha256 is not None and initial.sha256 not in (None, init.sha256):
         raise UsageError(f"{init.setting} has the sha256 {initial.sha256}, and init.sha256 says {init.sha256}")
-    return initial._replace(sha256=init.sha256 or initial.sha256, named=named)
+    return initial._replace(sha256=init.sha256 or initial.sha256, named_file=named_file)
 
 
 def local_file(config: RunConfig, root: Path) -> Path | None:
@@ -142,9 +147,10 @@ def of_finished_run(folder: RunFolder, setting: str) -> InitialWeights:
 
 # -------------------------------------------------------------------------------------- init.weights
 def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
+    """Return the weights that ``init.weights`` names. Raises UsageError, DataError, OSError."""
     init = config.train.init
     text = str(init.weights)
-    if scheme(text) and local_path(text) is None:
+    if scheme(text) and local_path(text) is None:  # an address, but not file://…
         return _of_address(init.setting, text, config.data_dir)
     path = local_path(text) if scheme(text) else root / expanded(text, init.setting)
     if path is not None and path.is_file():
@@ -160,12 +166,12 @@ def _of_setting(config: RunConfig, root: Path) -> InitialWeights:
             raise UsageError(
                 f"{init.setting} is a name of torchvision's weights", hint="model=torchvision model.arch=…"
             )
-        return _of_address(init.setting, published(arch, text, root), config.data_dir)
+        return _of_address(init.setting, published_address(arch, text, root), config.data_dir)
     if _RUN_KEY.fullmatch(text):
         try:
             folder = index.find(config.runs_dir, text)
         except UsageError as error:
-            # most begin with the key as it was typed
+            # the setting names the key already
             why = error.what.removeprefix(text) if error.what.startswith(text) else f": {error.what}"
             raise UsageError(f"{init.setting}{why}", hint=error.hint) from error
         return of_finished_run(folder, init.setting)
@@ -183,7 +189,7 @@ def _similar_file(path: Path | None) -> str:
 
 
 def _of_address(setting: str, url: str, data_dir: Path) -> InitialWeights:
-    path = fetched(url, data_dir)
+    path = downloaded(url, data_dir)
     if path is None:
         return InitialWeights(setting=setting, url=url, pending="to be fetched first")
     return InitialWeights(setting=setting, sha256=sha256_of_torch_file(path, data_dir), path=path)
@@ -191,8 +197,9 @@ def _of_address(setting: str, url: str, data_dir: Path) -> InitialWeights:
 
 _FOLDER = "weights"
 _HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # torchvision's file names contain the start of the sha256
-_IMPORT_S = 300.0  # of torchvision, from a slow disk
+_IMPORT_S = 300.0  # for an import of torchvision from a slow disk
 _INSTEAD = "init.weights=<the address, or a file>"
+# runs in a child process: the controller never imports torch
 _ADDRESSES = """
 from torchvision.models import get_model_weights
 def answer(arch):
@@ -209,27 +216,28 @@ def sha256_of(path: Path, data_dir: Path) -> str:
 
 
 def sha256_of_torch_file(path: Path, data_dir: Path) -> str:
-    """Return the sha256 of a torch.save file: a zip archive, or a pickle from before 1.6. Raises DataError, OSError."""
+    """Return the sha256 of a file of torch.save. Raises DataError: it is another file, or cut off; OSError."""
     with path.open("rb") as file:
-        begins = file.read(16)
-    if not zipfile.is_zipfile(path) and not re.match(rb"\x80[\x02-\x05]", begins):
+        head = file.read(16)
+    is_pickle = re.match(rb"\x80[\x02-\x05]", head) is not None  # the format before torch 1.6
+    if not zipfile.is_zipfile(path) and not is_pickle:
         size = path.stat().st_size
-        what = "is cut off" if begins.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
-        start = f" and begins with {begins!r}" if size else ""
+        what = "is cut off" if head.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
+        start = f" and begins with {head!r}" if size else ""
         raise DataError(f"{path} {what}: it has {size} bytes{start}; copy or fetch it again (take this one away first)")
     return sha256_of(path, data_dir)
 
 
 # --------------------------------------------------------------------------------------- kept copies
-def kept(sha256: str, data_dir: Path) -> Path | None:
-    """Return the stored copy of that content, if it exists and is intact."""
+def stored_copy(sha256: str, data_dir: Path) -> Path | None:
+    """Return the stored copy of the weights with this digest, if it exists and is intact."""
     path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
     return path if path.is_file() and sha256_of(path, data_dir) == sha256 else None
 
 
-def keep(source: Path, sha256: str, data_dir: Path) -> Path:
-    """Store a copy of a file with that content, atomically. Raises DataError, OSError."""
-    if (copied := kept(sha256, data_dir)) is not None:
+def store(source: Path, sha256: str, data_dir: Path) -> Path:
+    """Store a copy of a file with this digest, atomically; return it. Raises DataError: the file changed; OSError."""
+    if (copied := stored_copy(sha256, data_dir)) is not None:
         return copied
     path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,33 +255,33 @@ def keep(source: Path, sha256: str, data_dir: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- addresses
-def fetched(url: str, data_dir: Path) -> Path | None:
-    """Return the file downloaded from an address before, or None."""
+def downloaded(url: str, data_dir: Path) -> Path | None:
+    """Return the file that was downloaded from an address before, or None."""
     path = _download_path(url, data_dir)
     return path if path.is_file() else None
 
 
 def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False) -> Path:
-    """Download a file unless that was done; ``hash_in_name``: and check its sha256 by its name. Raises DataError."""
+    """Download a file unless that was done; ``hash_in_name``: its name has digits of its sha256. Raises DataError."""
     path = _download_path(url, data_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.parent / f".{path.name}.lock"
     with reporting(None) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
         if path.is_file():
             return path
-        came = retrieve(DownloadRequest(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
-        if not isinstance(came, Path):
+        outcome = retrieve(DownloadRequest(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
+        if not isinstance(outcome, Path):  # the failures of all addresses
             raise DataError(
-                f"{setting}: {shown(url)} can't be had: {came[-1].text}",
+                f"{setting}: {shown(url)} can't be had: {outcome[-1].text}",
                 hint="get the file by other means, then init.weights=<its path>",
             )
         wanted = _HASH.search(path.name) if hash_in_name else None
-        if wanted and not sha256_file(came).startswith(wanted[1]):
-            came.unlink()
+        if wanted and not sha256_file(outcome).startswith(wanted[1]):
+            outcome.unlink()
             raise DataError(
                 f"{setting}: what came from {shown(url)} has another sha256 than its name says: {wanted[1]}…"
             )
-        came.replace(path)
+        outcome.replace(path)
     return path
 
 
@@ -283,9 +291,10 @@ def _download_path(url: str, data_dir: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------- torchvision's own
-def published(arch: str, name: str, root: Path) -> str:
-    """Return the address of weights that torchvision publishes, by ``model.arch`` and their name (IMAGENET1K_V1,
-    default). A subprocess asks torchvision, once per version. Raises UsageError: it isn't here, or knows no such
+def published_address(arch: str, name: str, root: Path) -> str:
+    """Return the address of weights that torchvision publishes, by ``model.arch`` and their name (IMAGENET1K_V1).
+
+    A child process asks torchvision, once per version. Raises UsageError: torchvision isn't here, or knows no such
     weights.
     """
     release = version("torchvision")
@@ -293,15 +302,15 @@ def published(arch: str, name: str, root: Path) -> str:
         raise UsageError(
             f"init.weights={name}: torchvision, which knows the address, is not installed here", hint=_INSTEAD
         )
-    known, entry = Cache(root, "published", most=64), f"{release} {arch}"
-    addresses: dict[str, str] | None = known.get(entry)
+    cache, entry = Cache(root, "published", most=64), f"{release} {arch}"
+    addresses: dict[str, str] | None = cache.get(entry)
     if addresses is None:
         try:
             addresses = python_answer(_ADDRESSES, arch, timeout_s=_IMPORT_S)
         except PacelineError as error:
             what = f"init.weights={name}: torchvision, which knows the address, can't be imported here: {error.what}"
             raise UsageError(what, hint=_INSTEAD) from error
-        known.keep({entry: addresses})
+        cache.keep({entry: addresses})
     if not addresses:
         raise UsageError(f"init.weights={name}: torchvision publishes none for model.arch={arch}")
     if name.upper() not in addresses:

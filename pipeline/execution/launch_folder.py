@@ -1,4 +1,6 @@
-"""Prepare the folder of a run for its attempts: its description, code and provenance, without earlier results."""
+"""The preparation of a run folder for a launch: description, code, data and provenance of the run are written, and what
+an earlier training left is removed or set aside. Also: remarks to the user about the run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _LEFT_OUT_SHOWN = 3
 
 
 def remarks(run: Run) -> list[str]:
-    """Return what users should know about the run's key and code before hours of training."""
+    """Return warnings and remarks about the run's key and code, which users need before hours of training."""
     lines = [*run.config.notes]
     script, ranks = run.config.script, run.config.cluster.world_size
     if script is not None and ranks > 1 and not uses_process_group(run.config.resolved, run.root):
@@ -63,12 +65,13 @@ def remarks(run: Run) -> list[str]:
 def prepare_folder(work: Work) -> None:
     """Write the run folder as an attempt needs it, without results of earlier ones. Raises PacelineError."""
     run = work.run
-    if (accepted := run.accepted) is not None:  # this training replaces it
+    if (accepted := run.accepted) is not None:  # this training replaces the acceptance
         acceptance.withdraw(run.folder, accepted)
     reason = run.reason if run.folder.result.exists() else "it had ended, and has no result that counts"
-    if (place := set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)) is not None:
-        work.say(f"earlier files of the script are kept in {place}, as the run is made anew: {reason}")
-    if run.key_lacks is not None:  # its checkpoints depend on the unkeyed files, too
+    kept_in = set_aside_outputs(run.folder, journal.attempts(run.folder.journal) + 1)
+    if kept_in is not None:
+        work.say(f"earlier files of the script are kept in {kept_in}, as the run is made anew: {reason}")
+    if run.key_lacks is not None:  # the checkpoints depend on files that the key lacks, too
         shutil.rmtree(run.folder.path / run_folder.CHECKPOINTS, ignore_errors=True)
     for path in (
         run.folder.result,
@@ -79,8 +82,9 @@ def prepare_folder(work: Work) -> None:
         path.unlink(missing_ok=True)
     run.pack.create()
     if run.initial_weights is not None:
-        run.initial_weights.place(run.folder.path, run.config.data_dir)
+        run.initial_weights.put_into(run.folder.path, run.config.data_dir)
     prepare(run.folder, inputs_of(run, work.services.code))
+    # the sources were read for the key earlier than they were copied
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
@@ -90,7 +94,7 @@ def prepare_folder(work: Work) -> None:
 
 
 def _record_variables(run: Run) -> None:
-    """Write digests of the variables that ranks on this computer inherit; on other hosts theirs count."""
+    """Write digests of the variables that ranks on this computer inherit; ranks on other hosts inherit other ones."""
     path = run.folder.path / VARIABLES
     path.unlink(missing_ok=True)
     if launchers.capabilities(run.config.cluster).is_this_computer:
@@ -100,8 +104,8 @@ def _record_variables(run: Run) -> None:
 
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
-    """Return the run's provenance and patch; warn of files of the checkout that the patch can't hold."""
-    weights = run.initial_weights.named if run.initial_weights is not None else None
+    """Return the run's provenance and patch; warn of changed files that the patch can't hold. ``now``: unix time."""
+    weights = run.initial_weights.named_file if run.initial_weights is not None else None
     origin, patch = provenance.collect(
         run.root,
         run.config.shown_words(argv),
@@ -120,8 +124,8 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
 class RunInputs(NamedTuple):
     """What a run is made from.
 
-    ``sources``: path in the snapshot → file: exactly the code of the key, so that nothing else can be imported.
-    ``pack_path``: the folder of its data; None without data.
+    ``sources``: path in the snapshot → file, exactly the code of the key, so that nothing else can be imported.
+    ``config_yaml``: ``config`` for users to read. ``pack_path``: the folder of the data; None without data.
     """
 
     key: ContentKey
@@ -155,12 +159,13 @@ def prepare(folder: RunFolder, inputs: RunInputs) -> None:
 
 
 def restore(folder: RunFolder, inputs: RunInputs) -> None:
-    """Rewrite the altered ones of DESCRIBED in the folder of a finished training, and the link. Raises OSError."""
+    """Rewrite what was altered of a finished training's description, and the link to its data. Raises OSError."""
     _link_data(folder, inputs.pack_path)
     recorded = folder.recorded_files()
     altered = {name for name in DESCRIBED if name not in recorded or why_altered(folder.path / name, recorded[name])}
     if run_folder.KEY in altered:
         _write_key(folder, inputs.key)
+    # without a result no file can be checked by its digest, but the configuration by the key
     if altered & {run_folder.CONFIG, run_folder.CONFIG_YAML} and (recorded or folder.config_altered(inputs.key)):
         write_config(folder, inputs)
     result = folder.intact_result(inputs.key)
@@ -192,17 +197,17 @@ def _link_data(folder: RunFolder, pack_path: Path | None) -> None:
 
 
 def set_aside_outputs(folder: RunFolder, attempt: int) -> Path | None:
-    """Move the files of a script that had ended into the folder of ``attempt``, which starts it anew: otherwise it
-    would resume from its last checkpoint. Return their place; None if there are none. Raises OSError.
+    """Move the files of a script that had ended into the folder of ``attempt``, which makes the run anew: otherwise the
+    script would resume from its last checkpoint. Return the folder they are in now; None if there are none.
     """
     has_ended = folder.summary.exists() or folder.result.exists()
     paths = [folder.path / name for name in (run_folder.METRICS, *folder.program.folders)]
     if not has_ended or not any(path.is_file() for top in paths for path in (top, *top.rglob("*"))):
         return None
-    place = folder.path / run_folder.ATTEMPTS / str(attempt) / "before"
-    while place.exists():
-        place = place.with_name(f"{place.name}-")
-    place.mkdir(parents=True)
+    target = folder.path / run_folder.ATTEMPTS / str(attempt) / "before"
+    while target.exists():  # of an earlier command that didn't reach its launch
+        target = target.with_name(f"{target.name}-")
+    target.mkdir(parents=True)
     for path in filter(Path.exists, paths):
-        path.replace(place / path.name)
-    return place
+        path.replace(target / path.name)
+    return target

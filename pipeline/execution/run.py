@@ -1,4 +1,8 @@
-"""A configured run with its key, its folder, its data and its initial weights."""
+"""A configured run with its key, folder, code, data and initial weights, and why it has to be made, if it has.
+
+Every verb that makes or looks up a run begins with ``prepare``, which computes the key from files here and reads the
+folder of that key. Nothing is started.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from pipeline.data.manifest import Pack
 from pipeline.execution import stored_report
 from pipeline.keys import ABSENT, IMAGE, rank_environment
 from pipeline.keys.content_key import ContentKey, content_key, environment
-from pipeline.keys.import_closure import Closure, import_closure, lacking
+from pipeline.keys.import_closure import Closure, import_closure, missing_module_error
 from pipeline.keys.script_files import with_model_inputs
 from pipeline.runs import acceptance, contents
 from pipeline.runs.acceptance import Acceptance
@@ -40,15 +44,17 @@ if TYPE_CHECKING:
     from pipeline.execution.initial_weights import InitialWeights, ParentRun
 
 VARIABLES = "variables.json"
-"""File of a run folder: digests of the environment variables that ranks of cluster=local inherit from the shell."""
+"""The file of a run folder with digests of the variables that ranks of cluster=local inherit from the shell."""
 _UNKEYED_SHOWN = 3
 CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
-"""Modules of the chosen options, folders of the ranks' PYTHONPATH → the code."""
+"""(modules of the chosen options, folders of the ranks' PYTHONPATH) → the code of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run to train, or to look up. ``code`` is all that it imports; ``initial_weights``: None for fresh ones."""
+    """A run to make or to look up. ``code`` is all that it imports; ``pack`` its data; ``initial_weights``: None for a
+    fresh initialization.
+    """
 
     config: RunConfig
     key: ContentKey
@@ -60,7 +66,7 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """The reason to make the run; None if finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        """Why the run has to be made; None if it is finished and intact. Raises UsageError: by a newer Paceline."""
         self.folder.refuse_newer()
         stale = self.folder.stale_because(self.key.digest)
         if stale is not None and (accepted := self.accepted) is not None:
@@ -69,7 +75,7 @@ class Run:
 
     @property
     def sealed(self) -> bool:
-        """False with program.seal=off: the run counts as finished even if it read something outside of its key."""
+        """False with program.seal=off: then the run counts as finished even if it read files that its key lacks."""
         return self._program.get("seal") != "off"
 
     @property
@@ -79,12 +85,12 @@ class Run:
 
     @property
     def key_lacks(self) -> str | None:
-        """A text that names what the finished run read outside of its key; None if nothing, or without a seal."""
+        """What the finished run read although its key lacks it, in words; None if nothing, or without a seal."""
         return key_lacks(self.folder, self.key) if self.sealed else None
 
     @property
     def variables_not_passed(self) -> str | None:
-        """A text that names variables of this shell that the finished run's code read and its ranks don't get."""
+        """A message about variables of this shell that the finished run's code reads and ranks don't get; or None."""
         names = (self.folder.read_json(run_folder.DEPENDENCIES) or {}).get("own_variables") or ()
         of_hosts = (name for host in self.config.cluster.hosts for name in host.env)
         keyed = {*(self._program.get("env") or {}), *of_hosts}
@@ -92,7 +98,7 @@ class Run:
 
     @property
     def unread_log(self) -> str | None:
-        """The reason to search the finished run's log for metrics again; None if there is none."""
+        """Why the finished run's log has to be searched for metrics again; None if it hasn't."""
         if self.metrics_pattern is None or self.metrics_pattern == pattern_before(self.folder):
             return None
         return "its log wasn't searched for program.metrics_pattern yet (nothing is trained again)"
@@ -112,7 +118,7 @@ class Run:
         return self.config.resolved.get(programs.SECTION) or {}
 
     def details(self, unix_time: float) -> dict[str, Any]:
-        """Return the provenance without the part about the checkout. ``unix_time``: start of the command, seconds."""
+        """Return the fields of the provenance that aren't about the checkout. ``unix_time``: the command's start."""
         return {
             "overrides": self.config.overrides,
             "hosts": tuple(host.label for host in self.config.cluster.hosts),
@@ -123,14 +129,14 @@ class Run:
 
     @property
     def pack_source(self) -> PackSource | None:
-        """The data to send to the hosts; None if there is none."""
+        """The data to send to the hosts; None if there are none."""
         if self.pack.path is None:
             return None
         return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=self.pack.inside)
 
 
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:
-    """Return the run with its key; None while its initial weights are unknown. Starts nothing and imports no torch.
+    """Return the run with its key; None while its initial weights are unknown: without their digest there is no key.
 
     ``read``: a ``code_reader`` that several runs share. Raises UsageError: the settings don't fit the data, or the
     weights don't exist.
@@ -162,7 +168,7 @@ def pattern_before(folder: RunFolder) -> str | None:
 
 
 def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
-    """Return a text that names what the finished run read outside of its key and what changed since; None: nothing.
+    """Return what the finished run read although its key lacks it, and what of that has changed, in words; or None.
 
     Returns None too for an altered result, which ``stale_because`` reports.
     """
@@ -173,7 +179,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     if result is None:
         return None
     program = _program(folder)
-    if program.get("seal") == "off":  # not a part of the key
+    if program.get("seal") == "off":  # the setting isn't a part of the key: this run has one now
         return "it was made with program.seal=off, so nobody looked for files that its key lacks"
     others = folder.dependencies_of_other_nodes()
     record = {**(folder.read_json(run_folder.DEPENDENCIES) or {}), **({"nodes": others} if others else {})}
@@ -184,7 +190,7 @@ def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
 
 
 def lacking_files(folder: RunFolder) -> str | None:
-    """Return a text that names the files that the finished run read and its key lacks; None if it is complete."""
+    """Return a message about the files that the finished run read and its key lacks; None if the key is complete."""
     program = _program(folder)
     field = "program.inputs" if program.get("script") or program.get("command") else "model.inputs"
     return unkeyed_text(folder.unkeyed(), field)
@@ -195,9 +201,9 @@ def _program(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def unkeyed_text(kinds: Mapping[str, str], field: str) -> str | None:
-    """Return a text that names the files that the key lacks; None if it is complete.
+    """Return a message about files that a key lacks; None if the key is complete.
 
-    ``kinds``: path → ``read``, REPLACED, or how the program looked for it. ``field``: the setting for these paths.
+    ``kinds``: path → ``read``, REPLACED, or how the program looked for the path. ``field``: the setting to add it to.
     """
     if not kinds:
         return None
@@ -233,7 +239,10 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """Return all that the run imports (``rank_modules``: to read the data), and declared inputs. Raises UsageError."""
+    """Return all that the run imports, and its declared inputs. Raises UsageError.
+
+    ``rank_modules``: the modules with which ranks read the data.
+    """
     python_path = config.cluster.python_path
     if config.script is not None:
         return config.script.closure(python_path)
@@ -242,18 +251,22 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """Return the part ``environment`` of the key; may ask the hosts for it. Raises HostError, UsageError."""
+    """Return the part ``environment`` of the key. Raises HostError, UsageError.
+
+    With cluster.environment=hosts, the hosts are asked for their versions; else those of this computer count, and
+    those that the setting states.
+    """
     cluster, here = config.cluster, environment(code.versions)
     there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
     if (digest := settings.image_digest_here(cluster)) is not None:
         there[IMAGE] = digest
     for name, place in code.unresolved.items():
-        if config.script is not None or there[name] != ABSENT:  # a script may do without it
+        if config.script is not None or there[name] != ABSENT:  # a script may do without the module
             continue
         if cluster.asks_environment:
             hint = f"install it there, or cluster.python=<an interpreter that has {name}>"
             raise UsageError(f"{place} imports {name}, which the hosts don't have", hint=hint)
-        raise lacking(name, place, "cluster.environment=hosts")
+        raise missing_module_error(name, place, "cluster.environment=hosts")
     return there
 
 
@@ -270,8 +283,9 @@ def overridden(here: Mapping[str, str], of_cluster: Mapping[str, str]) -> dict[s
     for name in of_cluster:
         if name not in here:
             raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
-    parts = {name for name, version in here.items() if version == ABSENT and name.partition(".")[0] in of_cluster}
-    return {**{name: version for name, version in here.items() if name not in parts}, **of_cluster}
+    # a.b that is absent here belongs to the distribution a, whose version on the hosts is stated
+    stated = {name for name, version in here.items() if version == ABSENT and name.partition(".")[0] in of_cluster}
+    return {**{name: version for name, version in here.items() if name not in stated}, **of_cluster}
 
 
 # ----------------------------------------------------------------------------------- the initial weights
@@ -285,6 +299,7 @@ def initial_weights_of(config: RunConfig, root: Path) -> InitialWeights | None:
 
 
 def _parent(root: Path, parent: RunConfig) -> ParentRun:
+    """Return the folder of the run that ``init.run`` names, and why it isn't finished."""
     pack = store.find(parent.train.dataset, parent.data_dir)
     run = prepare(parent, root, pack) if pack is not None else None
     if run is None:

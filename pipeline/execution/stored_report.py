@@ -1,7 +1,8 @@
-"""A run's evaluation report: when it is out of date, how it is made (in another process), and its table.
+"""The evaluation report of a classifier's run, report.json: whether it is out of date, its making in another process
+(``pipeline.evaluation``), and its table.
 
-It is up to date while what it was made of is the same (``made_of`` in report.json): predictions.json, the code of
-``pipeline.evaluation.report`` with its imports, and the versions of its libraries.
+A report is up to date while the field ``made_of`` in report.json is what a new one would have: digests of
+predictions.json and of the code of ``pipeline.evaluation.report`` with its imports, and the versions of its libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def made_of(folder: RunFolder, root: Path) -> dict[str, Any]:
 
 @cache
 def _code_and_versions(root: Path) -> dict[str, dict[str, str]]:
-    """Read once: a process makes all reports with the code that it started with."""
+    """Return the code and versions of the report's maker, read once: a process makes all reports with the same code."""
     closure = import_closure(root, _MAKER)
     return {"code": dict(closure.digests), "environment": environment(closure.versions)}
 
@@ -66,7 +67,7 @@ def stale_because(folder: RunFolder, root: Path) -> str | None:
 def make(folder: RunFolder, root: Path) -> None:
     """Make a run's report in another process: scikit-learn and matplotlib are large. Raises PacelineError."""
     argv = [sys.executable, "-m", PROGRAM, str(folder.path), json.dumps(made_of(folder, root))]
-    done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
+    done = process.run(argv, env=rank_environment.for_evaluation(os.environ, root), timeout_s=300.0)
     if done.code != 0:
         hint = "the same command again" if done.code < 0 else None
         raise PacelineError(f"the evaluation report of {folder.key} failed: {done.why}", hint=hint)
@@ -111,20 +112,19 @@ def format_report(report: Mapping[str, Any]) -> str:
     for name, row in rows:
         figures = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1-score']:6.4f}  {row['support']:7,.0f}"
         lines.append(f"{padded(printable(name), width)}  {figures}")
-    if confused := most_confused(report):
-        said = [
-            (
-                f"  {printable(pair['true'])} taken for {printable(pair['predicted'])}",
-                f"{pair['count']:,} of {pair['of']:,}",
-            )
-            for pair in confused
-        ]
-        lines += ["most confused", *aligned(said).splitlines()]
+    confused = []
+    for pair in most_confused(report):
+        classes = f"  {printable(pair['true'])} taken for {printable(pair['predicted'])}"
+        confused.append((classes, f"{pair['count']:,} of {pair['of']:,}"))
+    if confused:
+        lines += ["most confused", *aligned(confused).splitlines()]
     return "\n".join(lines)
 
 
 def most_confused(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the pairs of classes that were confused most often: ``count`` ``of`` the images of class ``true``."""
+    """Return the pairs of classes that were confused most often, as ``true``, ``predicted``, ``count`` and ``of``:
+    ``count`` of the ``of`` images of class ``true`` were taken for ``predicted``.
+    """
     names = [*report["per_class"]]
     pairs = [
         {"true": names[true], "predicted": names[predicted], "count": count, "of": sum(row)}

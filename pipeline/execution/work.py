@@ -1,4 +1,6 @@
-"""The work of one command on one run, and what the command provides for it."""
+"""The work of one command on one run: the record that the modules of this package pass on while they make a run, and
+the services that the command provides for it.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ class RunServices:
             command finished the run.
         code: files to copy the code snapshot from; None: the project's own.
         hosts: open connections to the run's hosts, which a sweep lends to its trials. The sweep itself replaces silent
-            hosts, so a trial neither waits for them nor takes spares. None: the run opens its own.
-        stop: ends an attempt that isn't in the main thread.
+            hosts, so a trial neither waits for them nor takes spares. None: the run opens its own connections.
+        stop: a request to end, for an attempt outside of the main thread, which gets no signals.
         on_event: receives an attempt's plan and events, for the live view; it must not block.
-        on_wait: called every second with what is waited for and for how long, for the live view, in place of lines
-            about long waits; it must not block.
+        on_wait: called every second with what is waited for and for how long. It replaces the lines about long waits;
+            it must not block.
     """
 
     evaluate: Callable[[RunFolder, Path], None]

@@ -1,7 +1,7 @@
-"""Content keys of runs: the key itself (``content_key``), the import closure of the code, the environment of the
-ranks."""
+"""Content keys of runs: the key itself (``content_key``), the code that a run imports (``import_closure``), the
+environment of the ranks (``rank_environment``)."""
 
 ABSENT = "absent"
-"""Version that a key's environment records for an optional module that isn't installed."""
+"""The version that a key records for an optional module that isn't installed."""
 IMAGE = "container image"
-"""Name in a key's environment for the digest of the image that ranks run in."""
+"""The name under which a key's environment has the digest of the image that ranks run in."""

@@ -1,5 +1,8 @@
-"""The content key of a run, and the differences between two keys. A key has five parts: the canonical configuration,
-the code (a digest of each file's syntax tree), the digest of the data, the environment, and the topology."""
+"""The content key of a run, a digest of all that decides its results, and the differences between two keys.
+
+A key has five parts: the canonical configuration (without what can't change results), the code (a digest of each file's
+syntax tree), the digest of the data, the environment (versions), and the topology (ranks, device, their variables).
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Cluster
 
 ORDER = "order"
-"""Field of the configuration's part of a key that holds the order of names where it decides."""
+"""The field of the canonical configuration with the order of names, where it can change a run: path → names."""
 
-KEY_VERSION = 3
+KEY_VERSION = 3  # of the rules by which keys are computed
 KEY_LENGTH = 12  # hex digits
 
 
@@ -40,6 +43,7 @@ class ContentKey(NamedTuple):
         return self.digest[:KEY_LENGTH]
 
 
+# section → fields with keyword arguments of a user's own class or function
 _KEYWORD_ARGUMENTS = {
     "model": ("args",),
     "optimizer": ("args", "arguments"),
@@ -48,46 +52,51 @@ _KEYWORD_ARGUMENTS = {
 }
 
 
-def order_of(value: Any, path: str) -> dict[str, list[str]]:
+def orders_below(value: Any, path: str) -> dict[str, list[str]]:
     """Return dotted path → names in order, for each mapping in ``value`` whose names aren't sorted."""
     orders: dict[str, list[str]] = {}
     if isinstance(value, Mapping):
-        names = [str(name) for name in value]
-        if names != sorted(names):
-            orders[path] = names
-        for name, inner in value.items():
-            orders |= order_of(inner, f"{path}.{name}")
+        fields = [str(field) for field in value]
+        if fields != sorted(fields):
+            orders[path] = fields
+        for field, inner in value.items():
+            orders |= orders_below(inner, f"{path}.{field}")
     elif isinstance(value, list):
-        for at, inner in enumerate(value):
-            orders |= order_of(inner, f"{path}[{at}]")
+        for index, inner in enumerate(value):
+            orders |= orders_below(inner, f"{path}[{index}]")
     return orders
 
 
-def order_in(config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Apply ``order_of`` to a whole configuration: to ``program.args`` and to mappings inside field values."""
+def orders_of_config(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return ``orders_below`` of a whole configuration.
+
+    The order of a command's options (``program.args``) counts, and that inside values. The order of sections, of their
+    fields and of a field's own names doesn't: they are passed by keyword.
+    """
     orders: dict[str, list[str]] = {}
     for section, fields in config.items():
         for field, value in fields.items() if isinstance(fields, Mapping) else ():
             path = f"{section}.{field}"
             if path == "program.args" or not isinstance(value, Mapping):
-                orders |= order_of(value, path)
+                orders |= orders_below(value, path)
             else:
                 for name, inner in value.items():
-                    orders |= order_of(inner, f"{path}.{name}")
+                    orders |= orders_below(inner, f"{path}.{name}")
     return orders
 
 
 def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort the arguments of a user's own classes and functions by name, because ``**kwargs`` also has an order."""
+    """Sort the arguments of a user's own classes and functions by name.
+
+    Their order isn't in the key, and yet ``**kwargs`` has one, so a run must always pass them in the same order.
+    """
     ordered = dict(config)
     for section, fields in _KEYWORD_ARGUMENTS.items():
         settings = ordered.get(section)
         if isinstance(settings, Mapping):
             args = {name: settings[name] for name in fields if isinstance(settings.get(name), Mapping)}
-            ordered[section] = {
-                **settings,
-                **{name: dict(sorted(value.items(), key=lambda item: str(item[0]))) for name, value in args.items()},
-            }
+            by_name = {name: dict(sorted(value.items(), key=lambda item: str(item[0]))) for name, value in args.items()}
+            ordered[section] = {**settings, **by_name}
     return ordered
 
 
@@ -97,8 +106,9 @@ _LATER_FIELDS = {
     "optimizer": later_fields(OptimizerConfig),
     "program": later_fields(ScriptConfig),
 }
-"""Group → fields that came after the first release → their defaults."""
-_NOT_OF_A_SCRIPT = (
+"""Section → {field: default} for the fields that came after the first release."""
+# fields of program: what they name counts by content, or says what is kept, recorded or compared after the run
+_UNKEYED_PROGRAM_FIELDS = (
     *("inputs", "data", "untracked", "outputs_limit"),
     *("ignore_metrics", "metrics_pattern", "metrics", "seal", "resume_pattern"),
 )
@@ -106,18 +116,18 @@ _OTHER_SECTIONS = ("cluster", "tracking", "paths", "step")  # count by the topol
 
 
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without hosts, ports, tracking, folders and the data's address.
+    """Return the part of a configuration that counts in the key: without hosts, tracking, folders, the data's address.
 
-    Fields added later are dropped at their defaults, so that older runs keep their keys. Initial weights count by their
-    digest, files that a script reads in other parts. The order of a mapping is recorded where it can change the run.
+    Initial weights count by their digest, files that a script reads in other parts of the key.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _OTHER_SECTIONS}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
-    for group, added in _LATER_FIELDS.items():
+    # at its default, a field added later means what older runs did without it: these keep their keys
+    for group, later in _LATER_FIELDS.items():
         section = kept.get(group)
         if isinstance(section, dict):
-            at_default = [name for name, default in added.items() if section.get(name, default) == default]
+            at_default = [name for name, default in later.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
     if isinstance(kept.get("model"), dict):
         kept["model"].pop("inputs", None)  # these files count by content
@@ -130,7 +140,7 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if not names_seed(kept["program"]):  # the script never receives the seed
             kept.pop("seed", None)
         kept["program"] = _script_fields(kept["program"])
-    if order := order_in(kept):
+    if order := orders_of_config(kept):
         kept[ORDER] = order
     return kept
 
@@ -142,28 +152,26 @@ def names_seed(script: Mapping[str, Any]) -> bool:
 
 def _initial_weights(section: Any) -> dict[str, Any] | None:
     """Return the weights' digest if known, else the fields that name them; None for a fresh initialization."""
-    given = {name: value for name, value in (section or {}).items() if value is not None}
-    if not given.keys() & {"weights", "run"}:
+    fields = {name: value for name, value in (section or {}).items() if value is not None}
+    if not fields.keys() & {"weights", "run"}:
         return None
-    return {"sha256": given["sha256"]} if "sha256" in given else given
+    return {"sha256": fields["sha256"]} if "sha256" in fields else fields
 
 
 def _script_fields(section: Mapping[str, Any]) -> dict[str, Any]:
     script = str(section.get("script") or "")
-    kept = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
+    kept = {name: value for name, value in section.items() if name not in _UNKEYED_PROGRAM_FIELDS}
     if "args" in kept:
         kept["args"] = _normalized_args(kept["args"]) or None  # [] and {} count as no arguments
+    # of a script outside of the project only the file name counts, so that its folder may be moved
     return {**kept, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 
 def _normalized_args(args: Any) -> Any:
-    """Normalize ``program.args``: all values that yield the same command line get one form.
-
-    '0.1' becomes 0.1, and options that the command line omits (false, null) are dropped.
-    """
-    if isinstance(args, Mapping):
-        used = {name: value for name, value in args.items() if value is not None and value is not False}
-        return {name: _normalized(value, is_option=True) for name, value in used.items()}
+    """Normalize ``program.args``: all values that give the same command line get one form ('0.1' becomes 0.1)."""
+    if isinstance(args, Mapping):  # options; the command line has none for false and null
+        on_line = {name: value for name, value in args.items() if value is not None and value is not False}
+        return {name: _normalized(value, is_option=True) for name, value in on_line.items()}
     return [_normalized(value) for value in args] if isinstance(args, list) else args
 
 
@@ -175,10 +183,11 @@ def _normalized(value: Any, *, is_option: bool = False) -> Any:
         return value
     if value in ("true", "false") and not is_option:
         return value == "true"
-    for number in (int, float):
+    for kind in (int, float):
         with suppress(ValueError):
-            if str(read := number(value)) == value and math.isfinite(read):
-                return read
+            number = kind(value)
+            if str(number) == value and math.isfinite(number):  # not 1e-3 or 007, which the command line shows as typed
+                return number
     return value
 
 
@@ -203,9 +212,9 @@ def content_key(
 
 
 def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
-    """Describe the ranks, the kind of device, and each node's variables that can change arithmetic.
+    """Return the part ``topology`` of a key: ranks, kind of device, and each node's variables that can change results.
 
-    With ``shards`` their number replaces the numbers of nodes and ranks, and the environment is recorded once.
+    With ``shards`` (trainer.shards, the same weights on any number of ranks) nodes and ranks don't count.
     """
     device = "cuda" if cluster.device == "cuda" else "cpu"
     env = [
@@ -229,7 +238,7 @@ def shards_of(config: Mapping[str, Any]) -> int:
 
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:
-    """Combine Python's version with the versions of the imported distributions."""
+    """Return the part ``environment`` of a key: versions of Python and of the imported distributions."""
     return {"python": platform.python_version(), **versions}
 
 
@@ -250,7 +259,7 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One field that differs between two keys; a value that one key lacks is None.
+    """One field that differs between two keys; the value is None for a key that lacks the field.
 
     ``part`` is config, code, data, environment, topology, or version (the keys were computed by different rules).
     """
@@ -275,7 +284,7 @@ class Difference:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """List the fields that differ between the parts of two keys: version, config, code, data, environment, topology."""
+    """List the fields that differ between two keys, given by their parts, in the order of the parts."""
     changed = []
     has_other_rules = old.get("version") != new.get("version")
     if has_other_rules:
@@ -294,33 +303,40 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
 
 
 def is_reordered(field: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if two ``flat`` configurations have names below ``field`` in common, in another order."""
+    """Return True if two of the ``flat`` configurations have their common names below ``field`` in different orders."""
     distinct = {canonical_json(names_in_order(field, fields)): fields for fields in configs}.values()
     pairs = (_orders_of_common_names(field, *pair) for pair in itertools.combinations(distinct, 2))
     return any(first != second for first, second in pairs)
 
 
 def names_in_order(field: str, fields: Mapping[str, Any]) -> list[str]:
-    """Return the names of the mapping whose order ``field`` records; sorted ones have no such field."""
+    """Return the names of the mapping whose order ``field`` (``order.PATH``) records.
+
+    A configuration whose names are sorted there lacks the field, so they are taken from ``fields`` and sorted.
+    """
     return [*map(str, fields.get(field) or sorted(_names_below(field, fields)))]
 
 
 def _names_below(field: str, fields: Mapping[str, Any]) -> set[str]:
-    inside = f"{field.removeprefix(f'{ORDER}.')}."
-    return {name.removeprefix(inside).partition(".")[0] for name in fields if name.startswith(inside)}
+    prefix = f"{field.removeprefix(f'{ORDER}.')}."
+    return {name.removeprefix(prefix).partition(".")[0] for name in fields if name.startswith(prefix)}
 
 
 def _orders_of_common_names(
     field: str, first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    one, two = names_in_order(field, first), names_in_order(field, second)
-    if not (_names_below(field, first) or _names_below(field, second)):  # a mapping inside of a list
-        one, two = one or sorted(two), two or sorted(one)  # only an order that isn't sorted is recorded
-    return [name for name in one if name in two], [name for name in two if name in one]
+    order, other = names_in_order(field, first), names_in_order(field, second)
+    # ``flat`` doesn't show what is inside of a list: where only one order is recorded, the other one is the sorted one
+    if not (_names_below(field, first) or _names_below(field, second)):
+        order, other = order or sorted(other), other or sorted(order)
+    return [name for name in order if name in other], [name for name in other if name in order]
 
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
-    """Return the finished run that differs in the fewest fields from ``new``; on a tie, in the closer numbers."""
+    """Return the key that differs in the fewest fields from ``new``, and the differences; on a tie, the closest values.
+
+    ``finished``: key → its parts. None if it is empty.
+    """
     compared = [(key, differences(parts, new)) for key, parts in finished.items()]
     return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
 

@@ -1,6 +1,6 @@
-"""Find the distribution that an installed top-level module comes from (``PIL``: Pillow), by the RECORD of each.
+"""The installed distribution that a top-level module comes from (``PIL``: Pillow), and its version, for content keys.
 
-Nothing is imported. Results are cached until an install changes.
+Each distribution lists its files in a file RECORD. Nothing is imported. Results are cached until an install changes.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from urllib.parse import unquote, urlsplit
 from pipeline.core.cache import Cache
 from pipeline.core.files import sha256_file, sha256_text
 
-_MOST = 256  # modules whose owners are stored
-_AT_STARTUP = {"sitecustomize", "usercustomize"}
+_MOST_CACHED = 256  # modules
+_AT_STARTUP = {"sitecustomize", "usercustomize"}  # Python runs them before any program
 
 
 class InstalledModule(NamedTuple):
-    """The place that a top-level module would be imported from."""
+    """Where a top-level module would be imported from. A namespace package may have several owners and folders."""
 
     is_namespace: bool
-    owners: Mapping[str, Sequence[str]]  # distribution → dotted names of its parts; none if it is the only owner
-    bases: tuple[str, ...]  # of editable installs: /x/a for /x/a.py and for /x/a/__init__.py
-    strays: tuple[str, ...]  # paths that no distribution lists in its RECORD
+    owners: Mapping[str, Sequence[str]]  # distribution → its names below the module; empty if it is the only owner
+    bases: tuple[str, ...]  # in editable installs and PYTHONPATH: /x/a for /x/a.py and for /x/a/__init__.py
+    strays: tuple[str, ...]  # other paths, which no distribution lists in its RECORD
 
     def distributions(self, parts: Collection[str]) -> set[str]:
         """Return the owners of ``parts`` (dotted names below the module); all owners if their lists don't decide."""
-        named = {label for label, names in self.owners.items() for part in parts if _has(names, part)}
-        return named or {*self.owners}
+        owners = {owner for owner, names in self.owners.items() for part in parts if _has(names, part)}
+        return owners or {*self.owners}
 
 
 class Installed:
-    """Modules installed for this interpreter. ``python_path``: more folders, of the ranks' PYTHONPATH."""
+    """Modules installed for this interpreter. ``python_path``: folders of the ranks' PYTHONPATH, searched first."""
 
     def __init__(self, root: Path, python_path: Sequence[str] = ()) -> None:
         self._root = os.path.realpath(root)
         self._python_path = [str(root / entry) for entry in python_path if (root / entry).is_dir()]
-        self._cache = Cache(root, "installed", most=_MOST)
+        self._cache = Cache(root, "installed", most=_MOST_CACHED)
         self._new: dict[str, Any] = {}
 
     def find(self, name: str) -> InstalledModule | None:
         """Locate a top-level module; None if it doesn't exist."""
         spec = PathFinder.find_spec(name, self._path)
-        if spec is None or not spec.origin:
+        if spec is None or not spec.origin:  # no module or only a namespace package: an editable install may have it
             spec = _editable_spec(name) or spec
         if spec is None:
             return None
         owners: dict[str, list[str]] = {}
         bases: list[str] = []
         strays: list[str] = []
-        for place in [spec.origin] if spec.origin else spec.submodule_search_locations or ():
-            base = _base(place, name) if spec.origin else place
+        for path in [spec.origin] if spec.origin else spec.submodule_search_locations or ():
+            base = _base(path, name) if spec.origin else path
             owners_here = self._owners(name, str(Path(base).parent))
             owners.update(owners_here)
             if not owners_here:
-                (bases if self._is_source(place) else strays).append(base)
+                (bases if self._is_source(path) else strays).append(base)
         return InstalledModule(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
 
-    def shadowing(self) -> list[str]:
+    def shadowing_modules(self) -> list[str]:
         """List modules on the ranks' PYTHONPATH that shadow other modules or that Python runs at startup."""
         others = [entry for entry in self._path if entry not in self._python_path]
         names = {name for folder in self._python_path for name in _modules(folder)}
@@ -84,7 +84,7 @@ class Installed:
 
     @cached_property
     def _path(self) -> list[str]:
-        """Python's search path without the project, which the caller searches first."""
+        """The search path of the ranks' Python without the project, which the caller searches first."""
         return [*self._python_path, *(entry for entry in sys.path if entry and os.path.realpath(entry) != self._root)]
 
     def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
@@ -93,12 +93,13 @@ class Installed:
         owners: dict[str, list[str]] = self._cached(f"{folder} {name}", lambda: _owners(name, folder))
         return owners
 
-    def _is_source(self, place: str) -> bool:
+    def _is_source(self, path: str) -> bool:
+        """Return True if a file changes without an install: its content counts in the key, and not a version."""
         editable: list[str] = self._cached("editable", lambda: _editable_folders(self._path))
-        return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._python_path))
+        return any(Path(path).is_relative_to(folder) for folder in (*editable, *self._python_path))
 
     def _cached(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return the entry of that name for the current installs, computed where it isn't stored."""
+        """Return the cache entry of that name for the current installs; compute it if there is none."""
         key = sha256_text(f"{self._state} {name}")
         entry = self._cache.get(key)
         if entry is None:
@@ -130,14 +131,13 @@ def version(name: str, path: Sequence[str] | None = None) -> str | None:
     """Return the version of an installed distribution, or None.
 
     A distribution installed from a folder, repository or file may change under the same version, so a digest of its
-    content is appended. Reads METADATA directly: ``importlib.metadata.version`` parses it as an e-mail, which takes 1
-    ms each.
+    content is appended.
     """
-    distribution = next(
-        iter(importlib.metadata.distributions(name=name, path=[*(sys.path if path is None else path)])), None
-    )
+    searched = [*(sys.path if path is None else path)]
+    distribution = next(iter(importlib.metadata.distributions(name=name, path=searched)), None)
     if distribution is None:
         return None
+    # importlib.metadata.version parses METADATA as an e-mail, which takes 1 ms for each distribution
     header = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
     versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
     number = versions[0] if versions else distribution.version
@@ -147,28 +147,26 @@ def version(name: str, path: Sequence[str] | None = None) -> str | None:
 
 
 def _content(distribution: Distribution) -> str:
-    """Return the lines of RECORD that describe the installed files and don't depend on the install location."""
+    """Return the lines of RECORD (path, digest, size) that don't depend on where the distribution is installed."""
     lines = (distribution.read_text("RECORD") or "").splitlines()
     return "\n".join(sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line)))
 
 
 def _owners(name: str, folder: str) -> dict[str, list[str]]:
-    """Return distribution → dotted names below the module that it installs, for each in ``folder`` that has any.
-
-    An .egg-info outside site-packages is a leftover of a build in a working tree and doesn't count.
-    """
-    paths: dict[str, Sequence[str]] = {}
+    """Return the owners of a module in ``folder``: distribution → dotted names below the module that it installs."""
+    files_by_owner: dict[str, Sequence[str]] = {}
     line = re.compile(rf"^{re.escape(name)}(?:/([^,\n]*))?(?:\.[^/,\n]*)?(?:,|$)", re.MULTILINE)
     is_site = folder in [*site.getsitepackages(), site.getusersitepackages()]
     for distribution in importlib.metadata.distributions(path=[folder]):
-        listed = distribution.read_text("RECORD") or ""
-        inside = line.findall(listed.replace('"', ""))
-        if not listed and is_site and name in _declared(distribution):
-            inside = [""]
-        if inside:
-            paths[normal_name(distribution.name)] = inside
-    shared = len(paths) > 1  # a sole owner needs no list of parts
-    return {label: _topmost(inside) if shared else [] for label, inside in paths.items()}
+        record = distribution.read_text("RECORD") or ""
+        files = line.findall(record.replace('"', ""))
+        # an .egg-info outside site-packages is a leftover of a build in a working tree and owns nothing
+        if not record and is_site and name in _declared(distribution):
+            files = [""]
+        if files:
+            files_by_owner[normal_name(distribution.name)] = files
+    shared = len(files_by_owner) > 1  # a sole owner needs no list of parts
+    return {owner: _topmost(files) if shared else [] for owner, files in files_by_owner.items()}
 
 
 def _declared(distribution: Distribution) -> list[str]:
@@ -178,9 +176,9 @@ def _declared(distribution: Distribution) -> list[str]:
 
 
 def _topmost(files: Sequence[str]) -> list[str]:
-    """Return the dotted names of regular packages, and of modules outside any of them."""
-    packages = {item.rpartition("/")[0] for item in files if item.rpartition("/")[2].startswith("__init__.")}
-    modules = {item.removesuffix(".py").split(".")[0] for item in files if item.endswith((".py", ".so"))}
+    """Return the dotted names of the topmost packages and modules among these files."""
+    packages = {file.rpartition("/")[0] for file in files if file.rpartition("/")[2].startswith("__init__.")}
+    modules = {file.removesuffix(".py").split(".")[0] for file in files if file.endswith((".py", ".so"))}
     names = {name.replace("/", ".") for name in packages | modules}
     return sorted(name for name in names if names.isdisjoint(_above(name)))
 
@@ -191,7 +189,7 @@ def _above(name: str) -> Iterator[str]:
 
 
 def normal_name(name: str) -> str:
-    """Return a distribution's name as an index compares it."""
+    """Return a distribution's name in lower case with ``-`` for ``_`` and ``.``, as package indexes compare names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

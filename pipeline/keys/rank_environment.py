@@ -1,7 +1,7 @@
-"""Which environment variables reach the ranks, as ``fnmatch`` patterns.
+"""The environment variables that reach the ranks, as ``fnmatch`` patterns, and messages about those that don't.
 
-A rank gets ``PASSED`` of its host, ``ALWAYS`` and ``cluster.env``. Variables that can change results (``DECIDING``)
-reach it by ``cluster.env`` alone, where they count in the key.
+A rank gets ``ALWAYS``, ``cluster.env``, and of its host's variables those in ``PASSED``. Variables that can change
+results (``DECIDING``) reach a rank by ``cluster.env`` alone, where they count in the key.
 """
 
 from __future__ import annotations
@@ -15,38 +15,6 @@ from pipeline.core.files import sha256_text
 from pipeline.core.printable import hydra_value, printable, shell_word
 from pipeline.core.redact import in_forms, is_secret_name
 from trainers.observation.input_changes import host_identity
-
-_DIFFER_BETWEEN_SHELLS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")
-
-
-def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
-    """Return digests of the variables that a program inherits; None for those that the key covers (``keyed``)."""
-    hashed = {
-        name: sha256_text(value)
-        for name, value in environ.items()
-        if matches(name, NEEDED)
-        and not matches(name, _DIFFER_BETWEEN_SHELLS)
-        and not is_secret_name(name)
-        and not any(in_forms(value))
-    }
-    return {**hashed, **dict.fromkeys(keyed)}
-
-
-def changed_variables(
-    record: Mapping[str, Any], known: Mapping[str, str | None] | None, environ: Mapping[str, str]
-) -> str | None:
-    """Describe the first variable that the program's own code read (``record``) and whose value has changed since; None
-    if none has. ``known``: the ``variable_digests`` of then; None if unknown or from another host.
-    """
-    names = record.get("own_variables")
-    if not names or known is None or record.get("host") != host_identity():
-        return None
-    now = variable_digests(environ)
-    for name in names:
-        if known.get(name, "") not in (None, now.get(name, "")):
-            return f"the variable {name}, which it read and its key lacks, changed"
-    return None
-
 
 _OF_USER = ("USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ")
 NEEDED = (
@@ -92,7 +60,7 @@ DECIDING = (
     *("NVIDIA_TF32_*", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "CUDA_*", "NCCL_*", "GLOO_*", "UCX_*"),
     *("HIP_*", "HSA_*", "ROCBLAS_*", "MIOPEN_*", "PYTHON*"),
 )
-"""Variables that change arithmetic or the choice of code. Those that a shell sets are not passed on, with a message."""
+"""Variables that change arithmetic or the choice of code. A message names those of a shell, which ranks don't get."""
 
 _OF_LAUNCHERS = (
     *("*RANK", "*WORLD_SIZE", "MASTER_*", "TORCHELASTIC_*", "PACELINE_*"),
@@ -104,6 +72,7 @@ _OF_LAUNCHERS = (
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
 """Variables by which container images and module systems describe installed software; dropped without a message."""
 
+_DIFFER_BETWEEN_SHELLS = ("PATH", "SHELL", "*LIBRARY_PATH", "NIX_LD")  # another value in each terminal means nothing
 _LONGEST_SHOWN = 120  # characters of a value
 
 
@@ -117,47 +86,82 @@ def counts_in_key(name: str) -> bool:
     return not matches(name, WHERE)
 
 
-def passed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables that a process that produces results may inherit."""
+def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that a process which produces results may inherit."""
     return {name: value for name, value in environ.items() if matches(name, PASSED)}
 
 
-def of_report(environ: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Return the environment of a process that evaluates with the code under ``root``."""
-    return {**passed(environ), "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
+def for_evaluation(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Return the environment of a process that makes a report with the code under ``root``."""
+    return {**inheritable(environ), "PYTHONPATH": str(root), "PYTHONHASHSEED": "0"}
 
 
-def not_passed(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
-    """Return a line per group of hosts that set the same variables which don't reach the ranks.
+def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
+    """Return variable → digest for what a program inherits; None for variables whose values the key has (``keyed``).
+
+    Secrets have no digest: it could be used to guess them.
+    """
+    hashed = {
+        name: sha256_text(value)
+        for name, value in environ.items()
+        if matches(name, NEEDED)
+        and not matches(name, _DIFFER_BETWEEN_SHELLS)
+        and not is_secret_name(name)
+        and not any(in_forms(value))
+    }
+    return {**hashed, **dict.fromkeys(keyed)}
+
+
+def changed_variables(
+    record: Mapping[str, Any], old: Mapping[str, str | None] | None, environ: Mapping[str, str]
+) -> str | None:
+    """Describe the first variable that the program's own code read and whose value has changed since; None: none has.
+
+    ``record`` names these variables and the host. ``old``: ``variable_digests`` at that time; None if unknown.
+    """
+    names = record.get("own_variables")
+    if not names or old is None or record.get("host") != host_identity():
+        return None
+    new = variable_digests(environ)
+    for name in names:
+        if old.get(name, "") not in (None, new.get(name, "")):
+            return f"the variable {name}, which it read and its key lacks, changed"
+    return None
+
+
+def dropped_lines(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
+    """Return a line for each group of hosts that set the same variables which don't reach the ranks.
 
     ``dropped``: host → its DECIDING variables; ``whose``: ``this shell`` or ``the login shell there``.
     """
-    hosts: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    hosts_by_variables: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, variables in dropped.items():
-        kept = tuple((name, value) for name, value in sorted(variables.items()) if not matches(name, _DESCRIBES))
-        if kept:
-            hosts.setdefault(kept, []).append(host)
-    return [f"{', '.join(names)}: {_sentence(variables, whose)}" for variables, names in hosts.items()]
+        shown = tuple((name, value) for name, value in sorted(variables.items()) if not matches(name, _DESCRIBES))
+        if shown:
+            hosts_by_variables.setdefault(shown, []).append(host)
+    return [f"{', '.join(hosts)}: {_sentence(variables, whose)}" for variables, hosts in hosts_by_variables.items()]
 
 
 def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Mapping[str, str]) -> str | None:
-    """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get;
-    None if there are none. ``keyed``: those that the configuration sets. DECIDING ones are reported at the start.
+    """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get.
+
+    None if there are none. ``keyed``: variables that the configuration sets. DECIDING ones are reported at the start.
     """
-    known = (*PASSED, *ALWAYS, *DECIDING, *_OF_LAUNCHERS, *keyed)
-    missed = [(name, environ[name]) for name in names if name in environ and not matches(name, known)]
+    expected = (*PASSED, *ALWAYS, *DECIDING, *_OF_LAUNCHERS, *keyed)
+    missed = [(name, environ[name]) for name in names if name in environ and not matches(name, expected)]
     return _sentence(missed, "this shell, read by the code,") if missed else None
 
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
+    """Return the message that these (name, value) don't reach the ranks, with the overrides that pass them on."""
     hidden = {name for name, value in variables if is_secret_name(name) or any(in_forms(value))}
-    seen = ", ".join(f"{name}={'…' if name in hidden else _shown(value)}" for name, value in variables)
+    assignments = ", ".join(f"{name}={'…' if name in hidden else _shown(value)}" for name, value in variables)
     values = {name: hydra_value(value) for name, value in variables}
-    values |= {name: f"'${{oc.env:{name}}}'" for name in hidden}
-    words = " ".join(shell_word(f"cluster.env.{name}={value}") for name, value in values.items())
+    values |= {name: f"'${{oc.env:{name}}}'" for name in hidden}  # Hydra reads the variable: no secret is typed
+    overrides = " ".join(shell_word(f"cluster.env.{name}={value}") for name, value in values.items())
     one = len(variables) == 1
     return (
-        f"{seen} of {whose} {'is' if one else 'are'}n't passed to the ranks; {words} "
+        f"{assignments} of {whose} {'is' if one else 'are'}n't passed to the ranks; {overrides} "
         f"{'takes it' if one else 'takes them'} along, as a part of the run's key"
     )
 

@@ -1,4 +1,5 @@
-"""Locate the files of a user's script: the script, what it imports, its inputs and its data.
+"""The files of a user's script: the script, what it imports, its inputs and its data. All but the data count in the key
+and are copied to the hosts, into the run's *snapshot*.
 
 Files of the project keep their paths in the snapshot; the folder of a script outside the project is ``_script`` there.
 """
@@ -34,11 +35,11 @@ STARTER = "trainers.script.start"
 
 _LIKENESS = 0.7  # similarity for "did you mean": "nope" must not suggest "opt"
 _FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")  # a word that may be the name of a file
-_TORCH = "torch"  # counts even if the script doesn't import it, because torchrun is part of it
+_TORCH = "torch"  # its version counts even if the script doesn't import it, because torchrun is part of torch
 
 
 class DataPath(NamedTuple):
-    """A file or folder passed to a script, as an absolute path, and the ``field`` that names it."""
+    """A file or folder of data that a script gets, as an absolute path, and the setting (``field``) that names it."""
 
     field: str
     path: Path
@@ -49,8 +50,8 @@ class ScriptFiles(NamedTuple):
 
     root: Path
     folder: Path  # of the script; for python -m the folder that imports start in
-    file: Path | None  # the script, or the executable of program.command (None: it is looked up in the hosts' PATH)
-    is_python: bool
+    file: Path | None  # the script, or the executable of program.command (None: each host looks it up in its PATH)
+    is_python: bool  # False for program.command
     workdir: str  # relative to the snapshot
     inputs: tuple[str, ...]
     data: tuple[DataPath, ...]
@@ -69,10 +70,10 @@ class ScriptFiles(NamedTuple):
 
     def closure(self, python_path: Sequence[str] = ()) -> Closure:
         """Collect all files that the run imports or declares as inputs. Raises UsageError."""
-        own = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
-        digests, sources, imported = dict(own.digests), dict(own.sources), own
+        of_starter = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
+        digests, sources, imported = dict(of_starter.digests), dict(of_starter.sources), of_starter
         names: tuple[str, ...] = ()  # only a Python script's own sources name its files
-        versions = {**own.versions, _TORCH: Installed(self.root, python_path).version(_TORCH) or ABSENT}
+        versions = {**of_starter.versions, _TORCH: Installed(self.root, python_path).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
             imported = import_closure(self.root, (), python_path, script=entry)
@@ -80,8 +81,9 @@ class ScriptFiles(NamedTuple):
             digests |= imported.digests
             sources |= imported.sources
             versions |= imported.versions
-        program = [self.file] if self.file is not None and not self.is_python else []
-        by_bytes = [*program, *self._input_files()]  # even if a file is imported too
+        # these files count by their bytes, even a source that is imported too: the script may read its comments
+        executable = [self.file] if self.file is not None and not self.is_python else []
+        by_bytes = [*executable, *self._input_files()]
         by_bytes += self._read_by_name(names, {*sources.values(), *by_bytes})
         for path in by_bytes:
             digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
@@ -97,6 +99,7 @@ class ScriptFiles(NamedTuple):
 
     @property
     def _prefix(self) -> str:
+        """What the paths of the script's folder begin with in the snapshot."""
         if not self.folder.is_relative_to(self.root):
             return f"{SCRIPT_OUTSIDE}/"
         return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
@@ -107,6 +110,7 @@ class ScriptFiles(NamedTuple):
         return f"{SCRIPT_OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
 
     def _input_files(self) -> Iterator[Path]:
+        """Yield the files of ``program.inputs``. Raises UsageError: a pattern matches none."""
         for pattern in self.inputs:
             paths = [*self._matches(pattern.removeprefix(f"{SCRIPT_OUTSIDE}/"))]
             if not paths:
@@ -125,10 +129,10 @@ class ScriptFiles(NamedTuple):
             if path in in_snapshot or not path.is_relative_to(self.root):
                 continue
             inside = path.relative_to(self.root).as_posix()
-            is_output = path.name not in KEEP_EMPTY_FOLDER and any(
-                fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs
-            )
-            if not is_output and path.stat().st_size <= LARGEST_BYTES:
+            is_output = any(fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs)
+            if is_output and path.name not in KEEP_EMPTY_FOLDER:
+                continue
+            if path.stat().st_size <= LARGEST_BYTES:
                 files[path] = None
         return _kept_by_git([*files], self.root)
 
@@ -151,6 +155,7 @@ class ScriptFiles(NamedTuple):
 
 
 def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield (name, path) of the names that are files in one of the folders; the first folder with it counts."""
     for name in names:
         paths = (folder / name for folder in folders)
         path = next((path for path in paths if ".." not in path.parts and path.is_file()), None)
@@ -159,6 +164,7 @@ def _existing(names: Iterable[str], folders: Collection[Path]) -> Iterator[tuple
 
 
 def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Return the paths without those that git ignores; all of them outside of a repository."""
     if not paths:
         return []
     names = [str(path.relative_to(root)) for path in paths]
@@ -170,7 +176,10 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
 
 
 def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[str]:
-    """List existing files that the script names and the snapshot (``code``) lacks, as ``program.inputs`` names them."""
+    """List the files that exist and that the script names although the snapshot (``code``) lacks them.
+
+    They are returned as ``program.inputs`` would name them. ``args``: the arguments of the script.
+    """
     missing: dict[str, None] = {}
     names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
     for _, path in _existing(names, (files.folder, files.root)):
@@ -205,9 +214,10 @@ def _files_of(folder: Path, pattern: str) -> list[Path]:
 
 
 def find(settings: ScriptConfig, *, root: Path, must_exist: bool = True) -> ScriptFiles:
-    """Resolve all paths of a script; relative names start at ``root``. ``must_exist`` is False for a run of the past.
+    """Resolve all paths of a script's settings, relative ones from ``root``.
 
-    Raises UsageError: a file doesn't exist or isn't one, or a pattern leaves its folder or can't match.
+    ``must_exist`` is False for a run of the past. Raises UsageError: a file doesn't exist or is a folder, or a pattern
+    leads out of its folder or can't match.
     """
     _check_patterns(settings)
     resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
@@ -216,6 +226,7 @@ def find(settings: ScriptConfig, *, root: Path, must_exist: bool = True) -> Scri
     else:
         file = _program(settings.command[0], resolve, must_exist=must_exist)
     folder = file.parent if file is not None else root
+    # python -m a.b finds b.py, or b/__main__.py, below the folder that holds the top-level package
     if settings.module and file is not None:
         is_package = file.name == "__main__.py" and not settings.module.endswith("__main__")
         folder = file.parents[settings.module.count(".") + is_package]

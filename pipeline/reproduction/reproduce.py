@@ -271,11 +271,11 @@ def _prepare_inputs(recipe: Recipe, source: str | None, data_dir: Path, say: Say
 def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
     """Store the initial weights where the repeated run looks first. Raises PacelineError: altered, or missing."""
     sha256 = (recipe.config.get("init") or {}).get("sha256")  # None: a fresh initialization
-    if not sha256 or initial_weights.kept(sha256, data_dir) is not None:
+    if not sha256 or initial_weights.stored_copy(sha256, data_dir) is not None:
         return
     path = recipe.folder.path / run_folder.INITIAL_WEIGHTS
     try:
-        initial_weights.keep(path, sha256, data_dir)
+        initial_weights.store(path, sha256, data_dir)
     except (DataError, OSError) as error:
         why = os_reason(error) if isinstance(error, OSError) else "it isn't what the run started from"
         raise PacelineError(

@@ -12,8 +12,8 @@ from typing import Any
 
 from pipeline.core import redact
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
-from pipeline.keys.content_key import ContentKey, differences, environment, order_in, order_of
-from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_of
+from pipeline.keys.content_key import ContentKey, differences, environment, orders_below, orders_of_config
+from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure, source_file
 from pipeline.steps.step import PREFIX, Step
 from trainers.contract import run_folder
 
@@ -48,7 +48,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
     # canonical JSON sorts names, so an order that matters is a part of its own: args become words in their order; a
     # function or bash gets them by name, so only mappings inside their values count
     args_are_words = isinstance(step.command, tuple) and bool(step.command)
-    order = order_of(step.args, "args") if args_are_words else order_in({"step": {"args": step.args}})
+    order = orders_below(step.args, "args") if args_are_words else orders_of_config({"step": {"args": step.args}})
     parts: dict[str, Any] = {
         "version": VERSION,
         "config": {**config, "order": order} if order else config,
@@ -113,7 +113,7 @@ def _words(step: Step) -> Iterator[str]:
 def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
     for option, name in itertools.pairwise(word for word, _ in itertools.groupby(words)):
         if option == "-m" and _DOTTED.fullmatch(name):
-            yield from (item for item in (name, f"{name}.__main__") if source_of(root, item) is not None)
+            yield from (item for item in (name, f"{name}.__main__") if source_file(root, item) is not None)
 
 
 def _entry(path: Path, root: Path) -> ScriptEntry:

@@ -121,7 +121,7 @@ class StepProgram:
         arguments: dict[str, str] = {}
         if isinstance(step.command, str):
             arguments = {**{name: _bash_text(value) for name, value in step.args.items()}, "out": str(self.out)}
-        passed = {**rank_environment.passed(environ), **rank_environment.ALWAYS}
+        passed = {**rank_environment.inheritable(environ), **rank_environment.ALWAYS}
         return {**passed, **arguments, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def _executable(

@@ -199,7 +199,9 @@ class Shared:
         with self._lock:
             if self._reporting is None:
                 argv = [sys.executable, "-m", stored_report.PROGRAM, "--serve"]
-                self._reporting = self._worker(argv, rank_environment.of_report(os.environ, self._root), "reports.log")
+                self._reporting = self._worker(
+                    argv, rank_environment.for_evaluation(os.environ, self._root), "reports.log"
+                )
             return self._reporting
 
     def _evaluate(self, folder: RunFolder, root: Path) -> None:

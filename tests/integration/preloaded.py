@@ -115,7 +115,7 @@ def _serve() -> int:
     for name in _IMPORTED:
         importlib.import_module(name)
     Plugins.instance()  # imports every one that Hydra finds
-    vars(readings)["_read"] = functools.partial(shared_reading, Path(sys.argv[1]))
+    vars(readings)["_parse"] = functools.partial(shared_reading, Path(sys.argv[1]))
     vars(compose)["compose"] = quickly
     root = Path.cwd()
     compose.compose_config(["experiment=quickstart", "tracking=none"])  # most commands have these

@@ -62,7 +62,7 @@ def _needless_work(argv: list[str]) -> str:
     words = argv[argv.index("doit") + 1 :]
     code = (
         f"import sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; "
-        "import pipeline.keys.readings; pipeline.keys.readings._read = None; "
+        "import pipeline.keys.readings; pipeline.keys.readings._parse = None; "
         f"print(DoitMain().run(sys.argv[1:]), [name for name in {NEEDLESS!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

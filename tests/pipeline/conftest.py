@@ -29,7 +29,7 @@ _COMPOSES = ("test_hydra_flags", "test_options", "test_origins", "test_own_defau
 def composing(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
     """Compositions are made quickly, but where they are what is tested; no source is read twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readings, "_read", partial(shared_reading, shared / "readings"))
+        patch.setattr(readings, "_parse", partial(shared_reading, shared / "readings"))
         if request.module.__name__.rpartition(".")[2] not in _COMPOSES:
             patch.setattr(compose, "compose", quickly)
         yield

@@ -135,7 +135,7 @@ def test_a_spare_that_does_not_answer_is_waited_for_as_one_that_may_have_a_wrong
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr("time.sleep", lambda _: None)
     restarts = Restarts(cluster)
-    restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
+    restarts.record_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     restarts.replace(["a"])
     Attempts(work_that_says(said), restarts, last=2).make_one(2)
     assert said[0].endswith("for b; b has never answered: is the name of the spare right?")
@@ -157,7 +157,7 @@ def test_a_restart_waits_for_a_host_that_took_part_before(monkeypatch: pytest.Mo
     monkeypatch.setattr(attempting, "run_attempt", run_attempt)
     monkeypatch.setattr("time.sleep", pauses.append)
     restarts = Restarts(cluster)
-    restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
+    restarts.record_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=1, now=0.0)
     with nullcontext() if limit_s else pytest.raises(HostError, match="a: Connection refused"):
         Attempts(work_that_says(said), restarts, last=2).make_one(2)
     assert pauses == ([1.0, 2.0, 4.0] if limit_s else [])

@@ -38,6 +38,6 @@ def test_a_failure_is_shown_while_a_slow_recorder_still_records_it(
     work: Any = SimpleNamespace(
         run=run, say=WaitReports(say), recorder=recorder, lock=SimpleNamespace(lost=lambda: False)
     )
-    complete._note_end(work, error)
+    complete._record_end(work, error)
     assert said == ["training failed on a\n  its traceback\n  try: less"]
     assert error.shown, "at the end its first line will do"

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host
-from pipeline.execution import restarts as hints
+from pipeline.execution import failure_hints as hints
 from trainers.contract import run_folder
 
 HERE = Cluster(launcher="local", hosts=(Host(name="localhost", nproc_per_node=1),))
@@ -134,9 +134,9 @@ def test_errors_of_a_script_that_was_started_with_other_words_than_it_takes(fail
 
 def test_a_hint_that_an_error_has_already_stays() -> None:
     run, error = run_of_script(Path()), TrainingError("rank 0: EOFError: EOF when reading a line")
-    hinted = hints.with_hint(error, run)
+    hinted = hints.add_known_hint(error, run)
     assert (hinted.what, str(hinted.hint)[:21]) == (error.what, "a run has no keyboard")
-    assert hints.with_hint(other := TrainingError("EOF when reading a line", hint="this"), run) is other
+    assert hints.add_known_hint(other := TrainingError("EOF when reading a line", hint="this"), run) is other
 
 
 def test_a_file_of_the_project_that_no_input_names_is_named_with_its_neighbours_and_the_inputs_that_are_there(

@@ -116,7 +116,7 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
     found = start(root, f"init.weights={folder.key[:6]}")
     assert (found.run, found.path) == (folder.key, folder.path / "checkpoints/final.pt")
     other = root / "runs" / "abcdefabcdef"
-    found.place(other, root / "data")
+    found.put_into(other, root / "data")
     assert (other / "init.pt").read_bytes() == (folder.path / "checkpoints/final.pt").read_bytes()
     why = "run abcdefabcdef, which isn't finished, starts from its weights"
     assert needed(root / "runs") == {folder.key: why}
@@ -127,12 +127,12 @@ def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_wh
 
 def test_what_was_kept_is_enough_where_the_digest_is_said(root: Path) -> None:
     sha256 = sha256_file(root / "w.pt")
-    initial_weights.keep(root / "w.pt", sha256, root / "data")
+    initial_weights.store(root / "w.pt", sha256, root / "data")
     (root / "w.pt").unlink()
     found = start(root, "init.weights=w.pt", f"init.sha256={sha256}")
     assert found.path == root / "data" / "weights" / f"{sha256}.pt"
     found.path.write_bytes(b"altered")
-    assert initial_weights.kept(sha256, root / "data") is None
+    assert initial_weights.stored_copy(sha256, root / "data") is None
 
 
 # ------------------------------------------------------------------------------------------ init.run
@@ -254,9 +254,9 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert start(root, "init.weights=default", "model=torchvision").url == known
     monkeypatch.setattr("pipeline.core.processes.process.run", None)  # kept from here on
-    assert initial_weights.published("resnet18", "IMAGENET1K_V1", root) == known
+    assert initial_weights.published_address("resnet18", "IMAGENET1K_V1", root) == known
     with pytest.raises(UsageError, match=r"init.weights=V2: model.arch=resnet18 has no such; .*IMAGENET1K_V1"):
-        initial_weights.published("resnet18", "V2", root)
+        initial_weights.published_address("resnet18", "V2", root)
     digest = sha256_file(root / "w.pt")
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
         (root / name).write_bytes(CONTENT)
@@ -265,7 +265,7 @@ def test_torchvision_says_its_address_once_and_the_digest_in_its_name_is_checked
         assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == CONTENT
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")
-    assert initial_weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
+    assert initial_weights.downloaded(f"{address}/net-00000000.pth", root / "data") is None
 
 
 def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
     (root / "torchvision/__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(root))
     with pytest.raises(UsageError) as error:
-        initial_weights.published("resnet18", "default", root)
+        initial_weights.published_address("resnet18", "default", root)
     assert error.value.what == (
         "init.weights=default: torchvision, which knows the address, can't be imported here: "
         "RuntimeError: operator torchvision::nms does not exist"
@@ -284,6 +284,6 @@ def test_a_torchvision_that_can_not_be_imported_is_one_message(root: Path, monke
 def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> None:
     folder = root / "runs" / "abcdefabcdef"
     write_json(folder / "result.json", {})
-    start(root, "init.weights=w.pt").place(folder, root / "data")
+    start(root, "init.weights=w.pt").put_into(folder, root / "data")
     assert (folder / "init.pt").read_bytes() == CONTENT
     assert needed(root / "runs") == {}

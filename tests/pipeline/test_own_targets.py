@@ -12,7 +12,7 @@ import pytest
 from pipeline.config import own_targets
 from pipeline.config.own_targets import check_targets
 from pipeline.core.errors import UsageError
-from pipeline.keys.import_closure import source_of
+from pipeline.keys.import_closure import source_file
 from tests.trainers.tiny_runs import config
 from trainers.core.config import TrainConfig
 from trainers.core.options import parse
@@ -238,6 +238,6 @@ def test_what_only_a_host_can_tell_is_left_to_it(tmp_path: Path, monkeypatch: py
 
 
 def test_a_module_is_looked_for_where_the_ranks_will_find_it(root: Path, tmp_path: Path) -> None:
-    assert source_of(root, "my_package.nets") == root / "my_package/nets.py"
-    assert source_of(root, "my_package.gone") is None
-    assert source_of(tmp_path / "elsewhere", "my_package.nets", [str(root)]) == root / "my_package/nets.py"
+    assert source_file(root, "my_package.nets") == root / "my_package/nets.py"
+    assert source_file(root, "my_package.gone") is None
+    assert source_file(tmp_path / "elsewhere", "my_package.nets", [str(root)]) == root / "my_package/nets.py"

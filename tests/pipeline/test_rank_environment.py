@@ -15,10 +15,10 @@ from pipeline.keys.rank_environment import (
     DECIDING,
     PASSED,
     counts_in_key,
+    dropped_lines,
+    for_evaluation,
+    inheritable,
     matches,
-    not_passed,
-    of_report,
-    passed,
     read_but_not_passed,
 )
 
@@ -30,7 +30,7 @@ SHELL = "this shell"
     ["PATH", "HOME", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "https_proxy", "XDG_RUNTIME_DIR"],
 )
 def test_what_a_program_needs_and_what_says_where_reaches_the_ranks(name: str) -> None:
-    assert passed({name: "x"}) == {name: "x"}
+    assert inheritable({name: "x"}) == {name: "x"}
 
 
 @pytest.mark.parametrize(
@@ -66,32 +66,34 @@ def test_what_a_program_needs_and_what_says_where_reaches_the_ranks(name: str) -
     ],
 )
 def test_what_changes_arithmetic_stays_behind_is_named_and_counts_in_the_key(name: str) -> None:
-    assert passed({name: "1"}) == {}
+    assert inheritable({name: "1"}) == {}
     assert matches(name, DECIDING)
     assert counts_in_key(name)
-    assert name in not_passed({"node0": {name: "1"}}, whose=SHELL)[0]
+    assert name in dropped_lines({"node0": {name: "1"}}, whose=SHELL)[0]
 
 
 def test_a_variable_that_nobody_knows_stays_behind() -> None:
-    assert passed({"OF_MY_MODEL": "1", "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "PET_NNODES": "2"}) == {}
+    assert inheritable({"OF_MY_MODEL": "1", "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "PET_NNODES": "2"}) == {}
 
 
 def test_the_text_names_host_and_value_and_the_word_that_takes_it_along() -> None:
     told = {"node0": {"OMP_NUM_THREADS": "1"}, "node1": {}, "node2": {"OMP_NUM_THREADS": "1"}}
-    assert not_passed(told, whose="the login shell there") == [
+    assert dropped_lines(told, whose="the login shell there") == [
         "node0, node2: OMP_NUM_THREADS=1 of the login shell there isn't passed to the ranks; "
         "cluster.env.OMP_NUM_THREADS=1 takes it along, as a part of the run's key"
     ]
 
 
 def test_a_value_that_may_be_a_secret_is_not_shown() -> None:
-    (text,) = not_passed({"node0": {"TORCH_HUB_TOKEN": "hidden"}}, whose=SHELL)
+    (text,) = dropped_lines({"node0": {"TORCH_HUB_TOKEN": "hidden"}}, whose=SHELL)
     assert "TORCH_HUB_TOKEN=…" in text
     assert "hidden" not in text
 
 
 def test_what_an_image_tells_of_itself_is_not_mentioned() -> None:
-    assert not_passed({"node0": {"CUDA_VERSION": "12.8", "PYTHON_SHA256": "ab", "NCCL_HOME": "/x"}}, whose=SHELL) == []
+    assert (
+        dropped_lines({"node0": {"CUDA_VERSION": "12.8", "PYTHON_SHA256": "ab", "NCCL_HOME": "/x"}}, whose=SHELL) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,14 @@ def test_what_an_image_tells_of_itself_is_not_mentioned() -> None:
     ],
 )  # fmt: skip
 def test_the_word_works_when_it_is_typed(value: str) -> None:
-    text = not_passed({"node0": {"OMP_X": value}}, whose=SHELL)[0]
+    text = dropped_lines({"node0": {"OMP_X": value}}, whose=SHELL)[0]
     shown = text.partition("; ")[2].rpartition(" takes it")[0]
     word = subprocess.run(["bash", "-c", f"printf %s {shown}"], stdout=subprocess.PIPE, check=True).stdout.decode()
     assert resolve(compose_config((word,)))["cluster"]["env"] == {"OMP_X": value}
 
 
 def test_a_report_is_made_by_the_projects_code_in_an_environment_of_its_own() -> None:
-    made = of_report({"PATH": "/bin", "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "3"}, Path("/project"))
+    made = for_evaluation({"PATH": "/bin", "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "3"}, Path("/project"))
     assert made == {"PATH": "/bin", "PYTHONPATH": "/project", "PYTHONHASHSEED": "0"}
 
 

@@ -57,7 +57,7 @@ def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
 def test_a_host_that_could_not_be_asked_is_told_of_until_its_lease_ends() -> None:
     restarts = Restarts(CLUSTER)
     assert restarts.may_still_run(0.0) == ""
-    restarts.note_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=3, now=1000.0)
+    restarts.record_failure(TrainingError("a no longer answers", cause="host", gone=["a"]), step=3, now=1000.0)
     said = restarts.may_still_run(1000.0 + CLUSTER.settings.lease_s - 1)
     assert said.startswith(", but perhaps on a until ")
     assert said.endswith(f"(cluster.lease_s={CLUSTER.settings.lease_s:g}), which couldn't be asked")
@@ -94,9 +94,11 @@ def failed(text: str, cause: str = "code") -> TrainingError:
 
 def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
     restarts = Restarts(CLUSTER)
-    restarts.note_failure(failed("training failed on a, rank 1: index 70 is out of bounds\nlogs: 1"), step=58, now=0.0)
+    restarts.record_failure(
+        failed("training failed on a, rank 1: index 70 is out of bounds\nlogs: 1"), step=58, now=0.0
+    )
     with pytest.raises(TrainingError, match="failed in the same way at step 58 before, so it is not tried again"):
-        restarts.note_failure(
+        restarts.record_failure(
             failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58, now=0.0
         )
 
@@ -104,18 +106,18 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
 def test_a_script_that_has_saved_another_checkpoint_has_advanced() -> None:
     restarts = Restarts(CLUSTER)
     for saved in ("", "checkpoints/w.bin 1", "checkpoints/w.bin 2"):
-        restarts.note_failure(failed("train.py ended with exit code 3"), step=0, saved=saved, now=0.0)
+        restarts.record_failure(failed("train.py ended with exit code 3"), step=0, saved=saved, now=0.0)
     with pytest.raises(TrainingError, match="same way before, and no logged step or checkpoint tells of progress"):
-        restarts.note_failure(failed("train.py ended with exit code 3"), step=0, saved="checkpoints/w.bin 2", now=0.0)
+        restarts.record_failure(failed("train.py ended with exit code 3"), step=0, saved="checkpoints/w.bin 2", now=0.0)
 
 
 def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> None:
     with pytest.raises(TrainingError, match="must be at most"):
-        Restarts(CLUSTER).note_failure(
+        Restarts(CLUSTER).record_failure(
             failed("training failed on a, rank 0: seed=-1 must be at most 9", "config"), step=0, now=0.0
         )
     with pytest.raises(TrainingError, match="was ended by Slurm"):
-        Restarts(CLUSTER).note_failure(
+        Restarts(CLUSTER).record_failure(
             failed("training failed: job 7 was ended by Slurm: CANCELLED", "cancelled"), step=0, now=0.0
         )
 
@@ -127,8 +129,8 @@ def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> 
 )
 def test_every_other_failure_is(text: str, cause: str, step: int) -> None:
     restarts = Restarts(CLUSTER)
-    restarts.note_failure(failed("one error"), step=58, now=0.0)
-    restarts.note_failure(failed(text, cause), step=step, now=0.0)
+    restarts.record_failure(failed("one error"), step=58, now=0.0)
+    restarts.record_failure(failed(text, cause), step=step, now=0.0)
     assert restarts.has_failed
 
 

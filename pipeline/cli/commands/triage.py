@@ -16,7 +16,8 @@ from pipeline.core import documents, locks
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.core.specs import LAST, UNDER_WAY, State
-from pipeline.execution.restarts import OF_SCRIPTS, OUT_OF_MEMORY, next_start_in
+from pipeline.execution.failure_hints import OUT_OF_MEMORY, SCRIPT_HINTS
+from pipeline.execution.restarts import next_start_in
 from pipeline.execution.run import lacking_files
 from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
@@ -30,7 +31,7 @@ _PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+
 _FIXES = (  # (pattern in the failure, fix); the first match counts
     (r"No module named '(?P<missing>[^']+)'", "install what brings {missing} on the hosts, or put it into the project"),
     (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
-    *OF_SCRIPTS,
+    *SCRIPT_HINTS,
     (r"No space left on device|Disk quota exceeded", "free space on {host}; {clean}"),
     (
         r"No such file or directory: '(?P<missing>[^']+)'",
