@@ -1,4 +1,4 @@
-"""The task creator: doit's tasks are the verbs of pipeline/cli/verbs.py."""
+"""The file that doit reads for its tasks: one task per verb of pipeline/cli/verbs.py (`doit train`, `doit runs`, …)."""
 
 import sys
 from collections.abc import Iterator
@@ -16,5 +16,5 @@ DOIT_CONFIG = project.DOIT_CONFIG
 
 
 def task_verbs() -> Iterator[dict[str, Any]]:
-    """A task for each verb, and one that says what there is (a bare `doit` starts nothing)."""
+    """Yield a task for each verb, and one that lists the verbs, which a bare `doit` runs."""
     yield from project.task_verbs()

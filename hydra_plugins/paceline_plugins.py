@@ -1,6 +1,6 @@
-"""Hydra's plug-ins: the launcher of `python -m pipeline --multirun`, and the way to Paceline's own configurations.
+"""Two plug-ins for Hydra: the launcher of `python -m pipeline --multirun`, and the search path to Paceline's conf/.
 
-Every application of this environment imports them, so nothing of Paceline is imported here, and with it the project.
+Hydra imports this module in every Hydra application of this Python environment. So it imports nothing of Paceline.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from omegaconf import DictConfig
 
 
 class PacelineLauncher(Launcher):
-    """All jobs of a multirun as one sweep: the same trials, keys and folder as `doit sweep` with these words."""
+    """Trains all jobs of a multirun as one sweep: the same trials, keys and folder as `doit sweep` with these words."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """The words as they were typed, for the sweep's own record, and the application that trains the jobs."""
+        """Keep the typed words, for the record of the sweep, and the application that will train the jobs."""
         self._typed = list(config.hydra.overrides.task)
         self._application: Any = sys.modules[task_function.__module__]  # pipeline/__main__.py
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Results lie in the run folders; a failed trial ends the command with code 1, wrong words with 3."""
+        """Train the jobs; return no results for Hydra, because results lie in the run folders.
+
+        Ends the command: with exit code 1 if a trial fails, with 3 for wrong words.
+        """
         self._application.train_jobs([tuple(job) for job in job_overrides], self._typed)
         return []
 
 
 class PacelineSearchPath(SearchPathPlugin):
-    """Paceline's configurations behind a project's own conf/.
-
-    It does nothing for other applications: they haven't imported what composes here.
-    """
+    """Lets Hydra search Paceline's conf/ after the project's own, and does nothing in other applications."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """The first folder is the application's own (``initialize_config_dir``), or --config-path is in its place."""
-        compose = sys.modules.get("pipeline.config.compose")  # of an older commit, perhaps, which is made again
+        """Append all configuration folders but the first, which Hydra has already."""
+        # an application that isn't Paceline's has not imported this module; the code of a run that `doit reproduce`
+        # repeats may be older, without CONF_DIRS
+        compose = sys.modules.get("pipeline.config.compose")
         for folder in getattr(compose, "CONF_DIRS", ())[1:]:
             search_path.append("paceline", f"file://{folder}")

@@ -1,6 +1,7 @@
-"""The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains what `doit train` and `sweep` do.
+"""The Hydra application ``python -m pipeline [--multirun] OVERRIDE …``, which trains the same runs as `doit train`.
 
-It is for Hydra's own command line: --cfg, --info, completion.
+It is for users of Hydra's own command line (--cfg, --info, --multirun, completion). `doit train` with one of these
+options restarts itself as this application.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ composing.register()
 @hydra.main(config_path=str(CONF_DIRS[0]), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
 def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
-    os.environ.pop(_FULL_ERROR, None)  # ranks don't need it
+    os.environ.pop(_FULL_ERROR, None)  # set below for Hydra alone; ranks don't need it
     signals.begin()
     masking.on_lost_output(outlive_closed_stdout)
     overrides = tuple(HydraConfig.get().overrides.task)
@@ -58,13 +59,19 @@ def main(config: DictConfig) -> None:
 
 
 def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
-    """Train the jobs of --multirun as one sweep (hydra_plugins/paceline_plugins.py)."""
+    """Train the jobs of --multirun as one sweep, for Hydra's launcher plug-in (hydra_plugins/paceline_plugins.py).
+
+    ``overrides``: the words of each job; ``typed``: the words of the command line, with several values each.
+    """
     masking.on_lost_output(outlive_closed_stdout)
     _or_leave(lambda: sweep.run_jobs(overrides, typed))
 
 
 def _or_leave(do: Callable[[], None]) -> None:
-    """Do it, or end the command with the error: Hydra would print a traceback, or end well after sys.exit(0)."""
+    """Call ``do``; end the command with the message of its error.
+
+    Hydra itself would print a traceback, and would report success after an early ``sys.exit(0)``.
+    """
     try:
         do()
     except (Exception, SystemExit) as error:
@@ -72,25 +79,29 @@ def _or_leave(do: Callable[[], None]) -> None:
 
 
 def refuse_another_clone() -> None:
-    """The folder that the command is started in decides, as dodo.py does for `doit`."""
-    here = places.enclosing(Path.cwd())
+    """End the command if the folder where it was started belongs to another clone than this code."""
+    project = places.enclosing(Path.cwd())
     try:
         places.refuse_outside()
-        places.refuse_other_code(here or places.ROOT)
+        places.refuse_other_code(project or places.ROOT)
         places.refuse_hiding_modules(places.ROOT)
     except PacelineError as error:
         leave(error)
 
 
 def checked_words() -> tuple[str, ...]:
-    """The overrides, which Hydra finds in the form that it takes. What `doit` refuses is refused with the same line."""
+    """Return the typed overrides, and put them into sys.argv in the form that Hydra accepts.
+
+    Ends the command with `doit train`'s message if an override is wrong.
+    """
     try:
         typed = composing.read_flags(sys.argv[1:])
         flags = [word for word in sys.argv[1:] if word not in typed.words]
-        sys.argv[1:] = [*for_hydra(typed.words), *flags]  # argparse takes words on one side of the flags alone
+        sys.argv[1:] = [*for_hydra(typed.words), *flags]  # Hydra's argparse accepts overrides before all flags only
+        # Hydra composes again later; composing here as well gives Paceline's one-line errors instead of Hydra's
         trials = jobs(typed.words) if typed.multirun else []
         if trials and typed.composes:
-            composing.compose_config(trials[0])  # Hydra's own error knows no other words than these
+            composing.compose_config(trials[0])
         elif typed.composes:
             Session(Invocation(verb="train", overrides=typed.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
@@ -100,18 +111,19 @@ def checked_words() -> tuple[str, ...]:
 
 if __name__ == "__main__":
     masking.begin()
-    logging.raiseExceptions = False  # a page of Hydra's --info for each line that `| head` doesn't take
+    logging.raiseExceptions = False  # else Hydra's --info prints a traceback for each line that `| head` doesn't read
     unexpected.keep_in(runs_dir_before_composing())
-    sys.argv[1:], by_variable = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
+    # Hydra writes its words to multirun.yaml: secrets among them are replaced by references to variables
+    sys.argv[1:], by_variable = by_environment(sys.argv[1:])
     os.environ.update(by_variable)
     refuse_another_clone()
     words = checked_words()
-    os.environ[_FULL_ERROR] = "1"  # Hydra passes on what it would print in its own form
+    os.environ[_FULL_ERROR] = "1"  # Hydra then raises its errors instead of printing them
     try:
         main()
-    except (BrokenPipeError, masking.OutputError) as error:  # in Hydra's own output: --cfg all | head
+    except (BrokenPipeError, masking.OutputError) as error:  # while Hydra itself prints: --cfg all | head
         leave(error)
-    except HydraException as error:  # of what only Hydra composes: --config-name, --config-dir, --multirun
+    except HydraException as error:  # from --config-name, --config-dir, --multirun, which checked_words doesn't compose
         leave(explain(error, [*words], lambda _: None))
-    except ValueError as error:  # of flags that can't be taken together
+    except ValueError as error:  # flags that exclude each other
         leave(UsageError(str(error)))

@@ -1,6 +1,7 @@
-"""What ``import paceline`` offers in a notebook, or a script that starts runs: list, read, compare and start runs.
+"""The Python API for notebooks and programs, which ``import paceline`` offers: list, read, compare and start runs.
 
-``train`` and ``sweep`` run the commands of these names in another process; docs/notebook.md.
+``train`` and ``sweep`` run the commands of these names in child processes; the other functions read run folders here.
+docs/notebook.md has examples.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+# whole names of fields or groups; any other name without a dot is looked up as the last part of a field
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
 _SCRIPT_VERBS = ("run", "torchrun")  # the first words of a line that starts a script
 
@@ -66,8 +68,8 @@ def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
         overrides: as on the command line, ``"experiment=quickstart"``, ``"optimizer.lr=0.1"``; or the line that starts
             a script, ``"run train.py --epochs 3"`` or ``"torchrun --nproc-per-node 2 train.py"``.
         quiet: print nothing.
-        fields: the same with values of Python: ``seed=3``, ``model="resnet18"``, ``optimizer__lr=0.1``. A name that is
-            the last part of exactly one field stands for it: ``lr=0.1``. Of a script's line they are its options.
+        fields: overrides with values of Python: ``seed=3``, ``model="resnet18"``, ``optimizer__lr=0.1``. A name that is
+            the last part of exactly one field means this one: ``lr=0.1``. With a script's line, the script's options.
 
     Raises:
         CommandError: the training failed, or an override is wrong.
@@ -79,12 +81,12 @@ def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
 
 
 def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
-    """Train every combination: what `doit sweep` does. A list as a field's value stands for its trials.
+    """Train every combination of values, as `doit sweep` does.
 
     Args:
         overrides: as on the command line, ``"optimizer.lr=0.1,0.01"``, ``"seed=range(3)"``; or a script's line.
         quiet: print nothing.
-        fields: as for ``train``; ``lr=[0.1, 0.01]`` makes trials.
+        fields: as for ``train``; a list has the values of trials: ``lr=[0.1, 0.01]``.
 
     Returns:
         One row a trial, best first: a pandas DataFrame, or a list of dicts where pandas isn't installed.
@@ -101,12 +103,12 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
 
 
 class Trial(NamedTuple):
-    """A trial of `doit sweep --json`; ``chosen`` are the overrides that distinguish it, ``values`` its figures."""
+    """A trial of `doit sweep --json`."""
 
     key: str
     state: str
-    chosen: Sequence[str]
-    values: Mapping[str, Any]
+    chosen: Sequence[str]  # the overrides in which it differs from the others
+    values: Mapping[str, Any]  # its metrics and speeds
 
     def as_row(self) -> dict[str, Any]:
         fields = (word.lstrip("+").partition("=") for word in self.chosen)
@@ -115,8 +117,8 @@ class Trial(NamedTuple):
 
 def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Trial]:
     def order(trial: Trial) -> tuple[bool, float]:
-        value = float(trial.values.get(metric, math.nan))  # also of the text "inf", as JSON has no such number
-        return math.isnan(value), value if direction == MINIMIZE else -value
+        value = float(trial.values.get(metric, math.nan))  # JSON has the text "inf" for that number
+        return math.isnan(value), value if direction == MINIMIZE else -value  # without a value: last
 
     return sorted(trials, key=order)
 
@@ -125,7 +127,7 @@ def _best_first(trials: Sequence[Trial], metric: str, direction: str) -> list[Tr
 def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
     """Run `doit VERB WORDS`, print its progress, and return the data of its JSON answer. Raises CommandError."""
     starts_script = bool(words) and words[0] in _SCRIPT_VERBS
-    # --json stands before the script, as all words behind it are the script's
+    # behind the script, --json would be an argument of the script
     typed = [words[0], "--json", *words[1:]] if starts_script else [*words, "json=1"]
     argv = [sys.executable, "-m", "pipeline.cli.main", verb, *typed]
     with Path(os.devnull).open("rb") as nothing:
@@ -136,9 +138,9 @@ def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
     try:
         stdout = b"".join(line for line in child.stdout if not is_event(line))
         child.wait()
-    except BaseException:
+    except BaseException:  # the user interrupts the cell
         child.send_signal(signal.SIGINT)
-        child.wait()  # until the command has recorded its run as KILLED
+        child.wait()  # the command records its run as KILLED
         raise
     finally:
         progress.join()
@@ -153,7 +155,7 @@ def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
 
 
 def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
-    """Print the lines before the error, which the exception has."""
+    """Print the lines of a command up to its error, which becomes the message of the exception."""
     with stderr:
         for line in stderr:
             quiet = quiet or line.startswith(b"ERROR: ")
@@ -164,7 +166,7 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
     """Return the words of a line that starts a script, with ``fields`` as its options; [] if ``typed`` is no such line.
 
-    A list is swept. True gives an option without a value, None and False none.
+    A list becomes ``--sweep``, True a flag without a value; None and False add nothing.
     """
     words = shlex.split(typed[0]) if len(typed) == 1 else [*typed]
     if words and words[0].endswith(".py") and "=" not in words[0]:
@@ -183,23 +185,24 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
 def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: bool = False) -> Iterator[str]:
     """Yield an override for each of ``fields``; with ``sweeps`` a list gives the values of trials.
 
-    ``typed``: the overrides beside them, which decide which fields the configuration has.
+    ``typed``: the other overrides, which decide which fields the configuration has.
     """
-    known: list[str] = []
+    all_fields: list[str] = []
     for name, value in fields.items():
         field = name.replace("__", ".")
         if "." not in field and field not in _GROUPS:
-            words = [word for word in typed if "," not in word and "(" not in word]
-            known = known or [str(item["field"]) for item in run_verb("config", words, quiet=True)]
-            field = _whole_name(field, known)
+            words = [word for word in typed if "," not in word and "(" not in word]  # doit config takes no sweep
+            all_fields = all_fields or [str(item["field"]) for item in run_verb("config", words, quiet=True)]
+            field = _full_name(field, all_fields)
         if sweeps and isinstance(value, (list, tuple, range)):
             yield f"{field}={','.join(_text(item) for item in value)}"
         else:
             yield f"{field}={_text(value)}"
 
 
-def _whole_name(name: str, known: list[str]) -> str:
-    matches = [field for field in known if field == name or field.rpartition(".")[2] == name]
+def _full_name(name: str, fields: list[str]) -> str:
+    """Return the field whose last part is ``name``. Raises UsageError: there is none, or there are several."""
+    matches = [field for field in fields if field == name or field.rpartition(".")[2] == name]
     if len(matches) == 1:
         return matches[0]
     if not matches:
@@ -251,12 +254,14 @@ class Run:
         return {name: self.path / name for name in names if (self.path / name).is_file()}
 
     def history(self) -> Any:
-        """Return what the run has logged so far, a row for each step with metrics: ``step``, ``epoch``, ``time`` (unix
-        seconds) and a column for each metric. A pandas DataFrame, or a list of dicts where pandas isn't installed."""
+        """Return the metrics logged so far, a row per step: ``step``, ``epoch``, ``time`` (unix seconds), each metric.
+
+        A pandas DataFrame, or a list of dicts where pandas isn't installed.
+        """
         steps: dict[int, dict[str, Any]] = {}
         for row in curves.rows(self.path):
-            known = steps.setdefault(row.step, {"step": row.step})
-            known.update({"epoch": row.epoch, "time": row.time_s, **row.metrics})
+            row_of_step = steps.setdefault(row.step, {"step": row.step})
+            row_of_step.update({"epoch": row.epoch, "time": row.time_s, **row.metrics})
         return table([steps[step] for step in sorted(steps)])
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -264,7 +269,7 @@ class Run:
 
         Raises PacelineError: the run isn't finished, is a script's, or its weights aren't those of its result.
         """
-        import torch  # for who wants tensors: a notebook may lack it
+        import torch  # needed here alone: a notebook's environment may lack it
 
         folder = self._finished()
         if why := index.altered_target(folder, folder.read_result(), [run_folder.FINAL_WEIGHTS]):
@@ -280,7 +285,7 @@ class Run:
 
         Raises PacelineError: the run isn't finished, is a script's, or can't be exported.
         """
-        import torch  # as above
+        import torch  # as in state_dict
 
         return cast("Module", torch.export.load(exported_file(self._finished())).module())
 
@@ -293,6 +298,7 @@ class Run:
         return index.row(self._folder)
 
     def _finished(self) -> RunFolder:
+        """Return the folder of a finished run of the built-in trainer. Raises PacelineError: it is another run."""
         if not self._folder.program.is_ours:
             raise PacelineError(f"run {self.key} is that of a script: its files are in .files")
         if self._row.state not in ("FINISHED", index.ACCEPTED):
@@ -323,7 +329,7 @@ def run(key: str = LAST, *overrides: str) -> Run:
     """Return a run by its key, the first digits of it, or "last".
 
     Args:
-        overrides: where runs lie, if elsewhere than conf/ says: ``"paths.runs=/data/runs"``.
+        overrides: the folder of runs, if it isn't the one in conf/: ``"paths.runs=/data/runs"``.
 
     Raises UsageError: there is no such run.
     """
@@ -369,7 +375,7 @@ def table(rows: list[dict[str, Any]], *, key: str | None = None) -> Any:
     """Return a DataFrame if pandas is installed, else the rows as they are."""
     if importlib.util.find_spec("pandas") is None:
         return rows
-    import pandas as pd  # type: ignore[import-untyped]  # not before: half a second, for who asks for a table
+    import pandas as pd  # type: ignore[import-untyped]  # its import takes half a second
 
     frame = pd.DataFrame(rows)
     return frame.set_index(key) if key is not None and rows else frame
@@ -381,12 +387,12 @@ _COLUMNS = 120
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between runs, compared with the spread over seeds. A cell and ``print`` show it as a table."""
+    """The differences between runs, compared with the spread over seeds. Shown as a table by a cell and ``print``."""
 
     _differences: Differences
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, as `doit compare --json` has it."""
+        """Return all as plain data, in the form of `doit compare --json`."""
         return tables.as_json(self._differences)
 
     def __str__(self) -> str:
@@ -447,16 +453,17 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
         x: "step", "epoch" or "minutes".
         log: with a logarithmic axis of values.
 
-    Raises UsageError: no run is chosen, none has such a curve, or an axis that there is none of.
+    Raises UsageError: no run is chosen, none has such a curve, or there is no such axis.
     """
     if x not in curves.AXES:
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
     current, keys = _chosen("plot", runs)
-    name, bands, _ = choosing.metric_and_bands(choosing.chosen_runs(current, keys), metric, x, named_runs=keys)
+    name, bands, _ = choosing.metric_and_bands(choosing.chosen_runs(current, keys), metric, x, keys=keys)
     return Plot(tuple(curves.above_0(band) if log else band for band in bands), name, x, log)
 
 
 def _chosen(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:
+    """Return a session with the overrides among ``runs``, and the keys among them."""
     texts = [item.key if isinstance(item, Run) else item for item in runs]
     keys = [text for text in texts if "=" not in text]
     return Session(Invocation(verb=verb, overrides=tuple(text for text in texts if "=" in text))), keys

@@ -1,6 +1,6 @@
-"""doit's plug-ins besides the loader, named in pyproject.toml: its commands run and clean, its reporter and database.
+"""Paceline's plug-ins for doit, which pyproject.toml names: the commands ``run`` and ``clean``, reporter, database.
 
-doit has no type hints, so its tasks, options and results are ``Any``.
+The loader is in ``loader.py``. doit has no type hints, so its tasks and options are ``Any`` here.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _REPORTERS = {
 
 
 class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
-    """doit's command ``run`` without its search for database and reporter plug-ins in all installed distributions.
+    """doit's command ``run``, which executes tasks, with database and reporter plug-ins from pyproject.toml alone.
 
-    That search takes a twentieth of the time of a command whose run is finished.
+    doit also searches all installed distributions for such plug-ins, which is 5 % of the time of a command whose run is
+    finished.
     """
 
     def get_backends(self) -> dict[str, Any]:
@@ -63,6 +64,7 @@ class Clean(Run):
     def execute(self, params: Any, args: list[str]) -> Any:
         """Raises InvalidCommand: a word that is neither an override nor an option, such as the name of a task."""
         for word in args:
+            # doit would take a bare word for a task whose targets are to be removed
             if not invocation.is_override(word):
                 options = [f"{name}=" for name in VERBS["clean"].options]
                 if re.fullmatch(r"[0-9a-f]{6,32}|last", word):
@@ -75,7 +77,7 @@ class Clean(Run):
 
 
 COMMANDS = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, Run, Clean)}
-"""Command classes by the name that is typed."""
+"""doit's command classes, with Paceline's two, by the name that is typed."""
 
 
 # ---------------------------------------------------------------------------------- reporter and database
@@ -90,44 +92,46 @@ class MemoryDB(JsonDB):  # type: ignore[misc]  # doit has no type hints
 
 
 class Reporter(reporter.ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
-    """doit's console reporter with words instead of marks; a failed task shows its message alone.
+    """Prints what doit does, on stderr, because stdout holds the answers of verbs.
 
-    All on stderr, because stdout holds the answers of verbs.
+    Unlike doit's console reporter it prints words instead of marks, and of a failed task the message alone.
     """
 
     desc = "console output, errors as one message"
 
     def __init__(self, outstream: Any, options: Any) -> None:
-        """Write to stderr in place of doit's stdout; a file given by ``-o FILE`` stays."""
+        """Write to stderr instead of stdout; ``outstream`` is another file if ``-o FILE`` was typed."""
         super().__init__(sys.stderr if outstream is sys.__stdout__ else outstream, options)
 
     def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
         error = result["exception"]
-        if isinstance(error, TaskFailed | TaskError) and not error.traceback:  # the verbs' own
+        # verbs raise no exception: their wrapper (project._action) returns TaskFailed or TaskError with a message
+        if isinstance(error, TaskFailed | TaskError) and not error.traceback:
             self.outstream.flush()
-            if not error.message:  # the verb's own output holds it
+            if not error.message:  # the verb has printed its error itself
                 return
             self.write(coloured(f"ERROR: {as_typed(printable_lines(error.message))}\n", self.outstream))
         else:
             super()._write_failure(result, write_exception)
 
     def execute_task(self, task: Any) -> None:
-        """Print a line for each task that does something; none for verbs that only answer, as why and plan."""
+        """Print a line for each task that does something; none for verbs that only answer, such as why and plan."""
         if not (task.meta or {}).get("answers"):
-            self._report(task, "")
+            self._print_title(task, "")
         self.outstream.flush()
 
     def skip_uptodate(self, task: Any) -> None:
-        self._report(task, ": done already")
+        self._print_title(task, ": done already")
 
     def skip_ignore(self, task: Any) -> None:
-        self._report(task, ": left out, as doit ignore asked for")
+        self._print_title(task, ": left out, as doit ignore asked for")
 
     def complete_run(self) -> None:
         """Omit doit's second report of each failure, because no output is captured."""
         self.failures: list[Any] = []
         super().complete_run()
 
-    def _report(self, task: Any, outcome: str) -> None:
-        if task.actions and not task.name.startswith("_") and verbosity() != QUIET and (title := task.title()):
+    def _print_title(self, task: Any, outcome: str) -> None:
+        is_hidden = not task.actions or task.name.startswith("_") or verbosity() == QUIET
+        if not is_hidden and (title := task.title()):
             self.write(f"{title}{outcome}\n")

@@ -1,5 +1,6 @@
-"""What doit asks before it starts a task: whether its work is done already. For a finished run a command does no more,
-so this module imports no launcher, no view and no Hydra.
+"""The up-to-date checks of doit's tasks: whether data are fetched and a run is trained; and the line about a result.
+
+A command whose run is finished needs nothing but this module, so it imports no launcher, no view and no Hydra.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainers.contract.host_facts import Hardware
 
 
 def title(current: Session, verb: str) -> str:
-    """Return doit's line about the task; '' for a script without data."""
+    """Return the line that doit prints about a task: ``train cf08480a1b2c``; '' if a script has no data to fetch."""
     if verb == "fetch":
         config = current.config
         if config.script is not None:
@@ -37,19 +38,19 @@ def title(current: Session, verb: str) -> str:
 
 
 def is_fetched(current: Session) -> bool:
-    """Whether the data and the initial weights are here."""
-    start = current.initial_weights
-    return current.pack is not None and (start is None or start.url is None)
+    """Whether the data and the initial weights are on this computer."""
+    weights = current.initial_weights
+    return current.pack is not None and (weights is None or weights.url is None)  # a URL has still to be downloaded
 
 
 def is_trained(current: Session) -> bool:
-    """Whether the run is finished, and --prove asks for no more.
+    """Whether nothing is left to do: the run is finished, and --prove doesn't ask to repeat it.
 
-    A finished run is reported, and a record that no tracking server got is completed.
+    Prints the result of a finished run, and completes its record if the tracking server lacks it.
     """
     try:
         finished = is_finished(current)
-    except UsageError:  # said by the verb itself, in one line
+    except UsageError:  # doit train meets the same error later, and reports it in one line
         return False
     if finished and current.run is not None and current.run.accepted is None:
         _record_what_is_missing(current, current.run.folder)
@@ -57,16 +58,20 @@ def is_trained(current: Session) -> bool:
 
 
 def is_finished(current: Session) -> bool:
-    """Whether the run is finished, or another was accepted for it. Raises UsageError: a newer Paceline wrote it."""
+    """Whether the run is finished, or another run's result was accepted for it (`doit accept`); print that result.
+
+    Raises UsageError: a newer version of Paceline wrote the run folder.
+    """
     with waiting(note, "looking up the run"):
         run = current.run
         if run is None or run.reason is not None:
             return False
     result, accepted = acceptance.result_or_accepted(run.folder)
-    if result is None:  # removed a moment ago
+    if result is None:  # another command has removed it since the check above
         return False
     word = "finished" if accepted is None else str(accepted)
     say(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}", folds=True)
+    # for other verbs, such as evaluate, this check is only a step on the way to their own answer
     if current.invocation.verb in ("train", "attach"):
         answer_with(result, run.folder)
     if other := other_hardware(result.fields):
@@ -76,13 +81,13 @@ def is_finished(current: Session) -> bool:
 
 
 def warn_of_variables(run: Run) -> None:
-    """Warn of variables of this shell that the run's code reads, as its ranks don't get them."""
+    """Warn of environment variables that the run's code reads and that its ranks, unlike this shell, don't have."""
     if text := run.variables_not_passed:
         note(f"WARNING: {text}")
 
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
-    """Complete the record of a finished run that the tracking server lacks, or has only in part."""
+    """Record a finished run in each tracking server that lacks it or has only a part of it."""
     settings = current.config.resolved["tracking"]
     missing = [to for to in tracking.destinations(settings, ROOT) if not to.is_recorded(folder.path)]
     if not missing:
@@ -95,9 +100,12 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
         Recorder(folder.path, current.config, ROOT).finish(note)
 
 
-# ------------------------------------------------------------------------------------- what is said of a result
+# ------------------------------------------------------------------------------------- the line about a result
 def figures(result: Result) -> str:
-    """Return ``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; for a script its own metrics."""
+    """Return the figures of a result: ``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``.
+
+    For a script: the metrics that it logs.
+    """
     if result.fields.get("program"):
         return _script_figures(result)
     accuracy = result.metrics.get("test/accuracy")
@@ -108,11 +116,10 @@ def figures(result: Result) -> str:
 
 
 def _script_figures(result: Result) -> str:
-    """Return the last value of its first metrics, and whether a repetition came out equal.
-
-    One rank isn't mentioned: it may be a script that starts the others itself (Lightning's ``devices=2``).
-    """
-    parts, ranks = first_metrics(result.metrics, 4) or ["no metric was logged"], sum(result.nproc_per_node)
+    """Return the last values of a script's first four metrics, its ranks, and ``unproven`` until it was repeated."""
+    parts = first_metrics(result.metrics, 4) or ["no metric was logged"]
+    ranks = sum(result.nproc_per_node)
+    # one rank isn't mentioned, because the script may start others itself (Lightning's devices=2)
     parts += [nonfinite_note(result.fields), counted(ranks, "rank") if ranks > 1 else ""]
     if not result.fields.get("proven"):
         parts.append("unproven (doit reproduce repeats it and compares)")
@@ -120,7 +127,7 @@ def _script_figures(result: Result) -> str:
 
 
 def answer_with(result: Result, folder: RunFolder) -> None:
-    """Print a run's result as the JSON answer, if that is wanted."""
+    """Print a run's result as the JSON answer, if the command line asks for JSON."""
     if wants_json():
         fields = ("key", "state", "what", "metrics", "images_per_s", "train_s", "hosts", "nproc_per_node", "synthetic")
         data = {name: getattr(result, name) for name in fields}
@@ -128,7 +135,7 @@ def answer_with(result: Result, folder: RunFolder) -> None:
 
 
 def other_hardware(result: Mapping[str, Any]) -> str | None:
-    """Return the processor or GPU in a result.json, in words, if this computer lacks it."""
+    """Return the processor or GPU that a result.json names, in words; None if this computer has the same."""
     other = recorded_hardware.other_than_here(result, this_hardware()) if result.get("hardware") else None
     return None if other is None else printable(other)
 

@@ -23,8 +23,8 @@ from pipeline.config.schema import OPTIONS, RootConfig, installed_programs
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 
-_MOST_COLUMNS = 110
-_FLAGS = ("-h", "--help")
+_MAX_COLUMNS = 110
+_HELP_FLAGS = ("-h", "--help")
 _RUN = (
     "usage: doit run [-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT.py [ARGUMENT …]",
     "",
@@ -37,19 +37,24 @@ _RUN = (
     "  doit run --sweep lr=0.1,0.01 train.py --epochs 3",
     "  doit why run train.py --lr 0.1",
 )
-_RECIPE = "A recipe: options and fields that go together. Words on the command line win."
+_ABOUT_EXPERIMENTS = "A recipe: options and fields that go together. Words on the command line win."
+"""The line about the group ``experiment``, which has no settings class."""
 
 
 def requested(argv: Sequence[str]) -> str | None:
-    """Return the help that the words after ``doit`` ask for, or None. Raises UsageError: of no existing command."""
+    """Return the help that the words after ``doit`` ask for; None if they ask for none.
+
+    Raises UsageError: they ask for help about a command that doesn't exist.
+    """
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
     if argv[:1] == ["--version"]:
         return version()
-    if words[:1] == ["help"] and words[1:] != ["task"]:  # that one is about writing dodo.py
+    if words[:1] == ["help"] and words[1:] != ["task"]:  # `doit help task` is doit's own page on writing a dodo.py
         return _page(words[1:])
-    if any(word in _FLAGS for word in argv):
+    if any(word in _HELP_FLAGS for word in argv):
         return _page([word for word in words if word in VERBS or word in COMMANDS])
-    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].arguments:  # there it may be a name
+    # `doit train help`; after a verb that takes names, as in `doit step help`, it may be the name of a step
+    if words[1:] == ["help"] and words[0] in VERBS and not VERBS[words[0]].arguments:
         return verb_page(words[0])
     if words[:1] == ["info"] and words[1:2] and words[1] in VERBS:
         return verb_page(words[1])
@@ -63,20 +68,20 @@ def _page(words: Sequence[str]) -> str:
     if name in VERBS:
         return verb_page(name)
     if name == "run":
-        return f"{_page_of(_RUN)}\n\nOf a task of dodo.py it is doit's own command:\n{_of_doit(name)}"
+        return f"{_page_of(_RUN)}\n\nOf a task of dodo.py it is doit's own command:\n{_page_of_doit(name)}"
     if name in COMMANDS:
-        return _of_doit(name)
+        return _page_of_doit(name)
     raise UsageError(f"there is no command {name!r}; {suggestion(name, VERBS)}")
 
 
 def version() -> str:
     """Return Paceline's version, and those of its main dependencies."""
     if IS_INSTALLED:
-        own = metadata.version("paceline")
+        paceline = metadata.version("paceline")
     else:
-        own = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+        paceline = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     doit = ".".join(map(str, VERSION))
-    return f"Paceline {own} (doit {doit}, Python {platform.python_version()}) in {HOME}"
+    return f"Paceline {paceline} (doit {doit}, Python {platform.python_version()}) in {HOME}"
 
 
 def overview() -> str:
@@ -135,17 +140,21 @@ def verb_page(name: str) -> str:
 
 
 def _page_of(lines: Iterable[str]) -> str:
-    """Join the lines of a page; sentences are wrapped, while tables are already, and commands can be copied."""
-    sentences_wrapped = (
-        [line] if not line or line.startswith((" ", "usage: ")) else textwrap.wrap(line, _width()) for line in lines
-    )
-    return "\n".join(part for parts in sentences_wrapped for part in parts)
+    """Wrap the sentences of a page at the terminal's width, and join its lines.
+
+    Indented lines stay: tables are wrapped already, and commands should be copied as they are.
+    """
+    wrapped = list[str]()
+    for line in lines:
+        stays = not line or line.startswith((" ", "usage: "))
+        wrapped += [line] if stays else textwrap.wrap(line, _width())
+    return "\n".join(wrapped)
 
 
 def _groups() -> Iterator[str]:
     yield "Overrides: GROUP=OPTION, with these groups (* marks the default):"
     for group in groups():
-        if set(group.options) == {group.default}:
+        if set(group.options) == {group.default}:  # there is nothing to choose
             continue
         about = f"{group.name}=  {group_summary(group)}"
         yield from textwrap.wrap(about, _width(), initial_indent="  ", subsequent_indent=" " * 6)
@@ -158,12 +167,12 @@ def _groups() -> Iterator[str]:
 def group_summary(group: OptionGroup) -> str:
     """Return the first sentence of the docstring of the group's settings class."""
     settings = typing.get_type_hints(RootConfig).get(group.name)
-    text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
+    text = " ".join((settings.__doc__ or "").split()) if settings is not None else _ABOUT_EXPERIMENTS
     return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
 
 
 def installed_options(group: OptionGroup) -> dict[str, str]:
-    """Describe the options that other installed packages add to a group, by name."""
+    """Return the options that other installed packages add to a group: name → line for the help."""
     modules = OPTIONS[group.name].installed() if group.name in OPTIONS else {}
     modules = installed_programs() if group.name == "program" else modules
     return {name: f"Of an installed package ({module})." for name, module in modules.items()}
@@ -174,7 +183,7 @@ def _examples(examples: Iterable[str]) -> list[str]:
 
 
 def _width() -> int:
-    return min(_MOST_COLUMNS, width())
+    return min(_MAX_COLUMNS, width())
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -186,7 +195,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _of_doit(name: str) -> str:
+def _page_of_doit(name: str) -> str:
     commands = PluginDict(COMMANDS)
     text: str = COMMANDS[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
     return text

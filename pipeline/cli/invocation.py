@@ -1,6 +1,7 @@
-"""Parse the command line (sys.argv): the verb, Hydra overrides in their order, its own options; where it was typed.
+"""The parsed command line: the verb, Hydra's overrides in order, the verb's options; and the folder where it was typed.
 
-A verb's flags and a run's bare key become words first: ``stop cf0848 --json`` is ``stop run=cf0848 json=1``.
+``flags_as_words`` first turns flags and a run's bare key into words, ``stop cf0848 --json`` into ``stop run=cf0848
+json=1``; then ``parse`` reads these.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ALWAYS_EXECUTE = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short optio
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 """The words that ask for help. ``pipeline.cli.help`` is imported only if the command line has one of them."""
-_KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # of a run, the beginning of one, or the id of an MLflow run
+_KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # a run's key, the beginning of it, or the id of an MLflow run
 _SHORT_FLAG = re.compile(r"-\w(\d*)")  # -f, -n 4, -n4
 _STARTS_SCRIPT = ("torchrun", "run")  # what follows these is a script's command line
 
@@ -42,14 +43,14 @@ class Invocation(NamedTuple):
 
     @property
     def runs_dir_words(self) -> tuple[str, ...]:
-        """The overrides with the folder of runs, for commands that are shown; without that of `doit reproduce`."""
-        return tuple(
+        """The overrides ``paths.runs=…``, which a command that is shown to the user needs too."""
+        return tuple(  # `doit reproduce` sets a temporary folder, which no user types
             word for word in self.overrides if word.startswith("paths.runs=") and f"/{REPRODUCTIONS}/" not in word
         )
 
     @property
     def names_run(self) -> bool:
-        """Whether a key, or an override that is part of a run, says which run is meant."""
+        """Whether the words say which run is meant: by a key, or by an override other than a path."""
         return "run" in self.options or not all(word.startswith("paths.") for word in self.overrides)
 
     def is_on(self, option: str) -> bool:
@@ -57,7 +58,7 @@ class Invocation(NamedTuple):
         return self.options.get(option, "0").lower() in ON
 
     def numbers(self, *options: str) -> dict[str, int]:
-        """Return the typed ones of these options as numbers: name → whole number from 1."""
+        """Return those of the ``options`` that were typed: name → whole number from 1."""
         return {name: int(self.options[name]) for name in options if name in self.options}
 
     @property
@@ -66,9 +67,9 @@ class Invocation(NamedTuple):
         typed = self.options.get("budget")
         if typed is None:
             return None
-        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", typed)
+        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", typed)  # pairs (number, unit)
         seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
-        if "".join(map("".join, parts)) != typed or not seconds:
+        if "".join(map("".join, parts)) != typed or not seconds:  # findall skips what doesn't match
             raise UsageError(f"--budget {typed} is no duration", hint="--budget 90s, 30m, 1h30m or 2d")
         return seconds
 
@@ -90,19 +91,23 @@ def parse(argv: Sequence[str]) -> Invocation:
     verb = next((word for word in bare_words if word in VERBS), None)
     if verb is None:
         return Invocation(verb=None, overrides=tuple(settings))
-    known = VERBS[verb].options
-    options = {name: word.partition("=")[2] for word in settings if (name := _option_name(word, verb)) in known}
+    options_of_verb = VERBS[verb].options
+    options, overrides = dict[str, str](), list[str]()
+    for word in settings:
+        if (name := _option_name(word, verb)) in options_of_verb:
+            options[name] = word.partition("=")[2]
+        else:
+            overrides.append(word)
     for name, value in options.items():
-        known[name].check(name, value)
-    overrides = tuple(word for word in settings if _option_name(word, verb) not in known)
+        options_of_verb[name].check(name, value)
     if overrides and not VERBS[verb].overrides:
         name, _, value = overrides[0].partition("=")
-        similar = nearest(name, known)
+        similar = nearest(name, options_of_verb)
         question = f"did you mean {similar}={value}? " if similar else ""
-        raise UsageError(f"doit {verb} takes no {name!r}; {question}valid: {', '.join(known)}")
+        raise UsageError(f"doit {verb} takes no {name!r}; {question}valid: {', '.join(options_of_verb)}")
     return Invocation(
         verb=verb,
-        overrides=overrides,
+        overrides=tuple(overrides),
         options=options,
         repeats=any(map(_ALWAYS_EXECUTE.fullmatch, argv)),
         arguments=tuple(bare_words[bare_words.index(verb) + 1 :]) if VERBS[verb].arguments else (),
@@ -115,7 +120,7 @@ def _option_name(word: str, verb: str) -> str:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word is ``key=value``, ``+key=value`` or ``~key``, which doit must not take for a task or an option."""
+    """Whether a word is an override (``key=value``, ``+key=value``, ``~key``) and no task, option or path."""
     return word.startswith("~") or ("=" in word and not word.startswith(("-", "/", "./", "../")))
 
 
@@ -156,6 +161,7 @@ def flags_as_words(argv: Sequence[str]) -> list[str]:
     Raises UsageError: a flag without its value, a switch that is neither 1 nor 0, or two runs where one is taken.
     """
     is_verb = [word in VERBS for word in argv]
+    # the flags behind `torchrun` and `run` are torchrun's or the script's (config/overrides/torchrun_line.py)
     if True not in is_verb or any(word in _STARTS_SCRIPT for word in argv):
         return [*argv]
     position = is_verb.index(True)
@@ -163,16 +169,16 @@ def flags_as_words(argv: Sequence[str]) -> list[str]:
     verb_to_run, words, keys = verb, list[str](), list[str]()
     while remaining:
         word = remaining.pop(0)
-        if found := option_of(word, verb):
-            name, option = found
-            value = _value(word, option, remaining, verb)
-            if option.stands_for:
+        if named_option := option_of(word, verb):
+            name, option = named_option
+            value = _take_value(word, option, remaining, verb)
+            if option.stands_for:  # parse won't see this option, so its value is checked here
                 option.check(name, value)
-            if option.stands_for and option.is_switch and value.lower() not in ON:
-                continue
-            if option.stands_for in VERBS:
+                if option.is_switch and value.lower() not in ON:
+                    continue
+            if option.stands_for in VERBS:  # train --dry-run is plan
                 verb_to_run = option.stands_for
-            elif option.stands_for.startswith("-"):
+            elif option.stands_for.startswith("-"):  # train --force is doit -a train
                 doit_options += [option.stands_for] if option.is_switch else [option.stands_for, value]
             else:
                 words.append(f"{option.stands_for or name}={value}")
@@ -184,12 +190,16 @@ def flags_as_words(argv: Sequence[str]) -> list[str]:
     runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
     if keys and len(runs) > 1:
         raise UsageError(f"doit {verb} takes one run at a time, not {' and '.join(runs)}", hint="doit runs")
-    unknown_there = VERBS[verb].options.keys() - VERBS[verb_to_run].options.keys()
-    return [*doit_options, verb_to_run, *(word for word in words if word.partition("=")[0] not in unknown_there)]
+    # plan, in place of train --dry-run, has no --budget
+    options_to_drop = VERBS[verb].options.keys() - VERBS[verb_to_run].options.keys()
+    return [*doit_options, verb_to_run, *(word for word in words if word.partition("=")[0] not in options_to_drop)]
 
 
 def option_of(word: str, verb: str) -> tuple[str, Option] | None:
-    """Return the verb's option that a flag names, or ``name=value`` of one that stands for something else."""
+    """Return the verb's option that a word sets, with its name; None if it sets none that has to be translated.
+
+    The word is a flag, or ``name=value`` if the option stands for something else (``n=4`` of `doit step`).
+    """
     options = VERBS[verb].options
     if word.startswith("--"):
         flag = word[2:].partition("=")[0].replace("_", "-")
@@ -203,14 +213,15 @@ def option_of(word: str, verb: str) -> tuple[str, Option] | None:
 
 
 def _is_short(word: str, name: str, option: Option) -> bool:
-    short, match = option.short or (name if len(name) == 1 else ""), _SHORT_FLAG.fullmatch(word)
-    return bool(short) and match is not None and word[1] == short and not (match[1] and option.is_switch)
+    """Whether a word is the option's flag of one letter: ``-f``, ``-n4``; a switch has no number behind it."""
+    letter, match = option.short or (name if len(name) == 1 else ""), _SHORT_FLAG.fullmatch(word)
+    return bool(letter) and match is not None and word[1] == letter and not (match[1] and option.is_switch)
 
 
-def _value(typed: str, option: Option, following: list[str], verb: str) -> str:
-    """Return an option's value. If it stands behind the flag, remove it from ``following``."""
+def _take_value(typed: str, option: Option, following: list[str], verb: str) -> str:
+    """Return the value of a typed flag. If it is the next word, remove that from ``following``."""
     flag, equals, value = typed.partition("=")
-    if match := _SHORT_FLAG.fullmatch(typed):
+    if match := _SHORT_FLAG.fullmatch(typed):  # -n4 has its value without an equals sign
         flag, equals, value = typed[:2], match[1], match[1]
     if not equals and option.is_switch:
         return option.value
@@ -223,32 +234,33 @@ def _value(typed: str, option: Option, following: list[str], verb: str) -> str:
 
 
 def _names_run(word: str, verb: str) -> bool:
-    """Whether a bare word after a verb is a run's key; any word is, if it may also be a sweep or a file."""
+    """Whether a bare word after a verb names a run."""
     entry = VERBS[verb]
     if "run" not in entry.options or entry.arguments or is_override(word) or word.startswith("-"):
         return False
-    return word not in VERBS and (_KEY.fullmatch(word) is not None or "|" in entry.options["run"].value)
+    takes_any_name = "|" in entry.options["run"].value  # KEY|SWEEP, KEY|ID|FILE: not a key alone
+    return word not in VERBS and (_KEY.fullmatch(word) is not None or takes_any_name)
 
 
 # ------------------------------------------------------------------------------- where it was typed
 STARTED_IN = "PACELINE_STARTED_IN"
-"""The variable in which a command that is started anew finds the folder where it was typed."""
+"""The environment variable that keeps the folder where a command was typed while it restarts itself elsewhere."""
 
-_remembered: list[str] = []
+_typed_in: list[str] = []  # the folder that ``remember_typed_in`` saw, if it was called
 
 
 def typed_in() -> Path:
-    """Return the folder where the command was typed, which doit leaves for that of the dodo.py."""
-    folders = [os.environ.get(STARTED_IN), *_remembered, get_initial_workdir()]
+    """Return the folder where the command was typed; doit itself changes to the folder of dodo.py."""
+    folders = [os.environ.get(STARTED_IN), *_typed_in, get_initial_workdir()]
     return Path(next(filter(None, folders), None) or os.getcwd())  # noqa: PTH109
 
 
 def remember_typed_in() -> None:
-    """Remember that the command was typed in this folder, before it is left for the project's."""
-    _remembered[:] = [os.getcwd()]  # noqa: PTH109
+    """Remember the current folder as the one where the command was typed, before a change to the project's folder."""
+    _typed_in[:] = [os.getcwd()]  # noqa: PTH109
 
 
-def leave_for(folder: Path) -> None:
-    """Go to another folder, in which the command is restarted; its variable keeps the one where it was typed."""
+def change_folder(folder: Path) -> None:
+    """Change to a folder in which the command will restart itself; ``STARTED_IN`` keeps where it was typed."""
     os.environ[STARTED_IN] = str(typed_in())
     os.chdir(folder)

@@ -1,4 +1,7 @@
-"""doit's loader plug-in: it checks the command line before any task starts, loads dodo.py, and ends commands."""
+"""doit's loader plug-in, the first code of each `doit` command: it checks the command line, then loads dodo.py's tasks.
+
+Here is also the one way in which commands end with an error: one message and an exit code (``leave``).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from doit.task import Task  # noqa: E402
 
 from pipeline.cli import invocation  # noqa: E402
 from pipeline.cli.invocation import without_verbosity  # noqa: E402
-from pipeline.cli.output import as_typed, begin_answer, coloured, note, outlive_closed_stdout, refuse  # noqa: E402
+from pipeline.cli.output import answer_with_error, as_typed, begin_answer, coloured, note, outlive_closed_stdout  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.config import conf_files  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
@@ -36,17 +39,14 @@ from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of 
 from pipeline.core.processes.threads import waiting  # noqa: E402
 
 _GARBAGE_THRESHOLD = 200_000
-"""Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
-start of a script took 35 ms for it, with this 13."""
+"""New objects after which Python collects garbage. With its default of 700, the command of a finished run collects
+twenty times; the first start of a script spent 35 ms on collections with 20,000, and 13 ms with this value."""
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
-    """Reads the command line once and reports a mistake in one line.
+    """Reads the command line before doit does, and reports mistakes in it as one line each."""
 
-    doit creates the loader before it looks at the words itself, where an empty one would raise an IndexError.
-    """
-
-    in_charge = False  # whether pyproject.toml of the folder where doit was started names this loader
+    in_charge = False  # whether doit has created this loader: pyproject.toml of the folder where doit started names it
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         masking.begin()
         begin_answer()
         gc.set_threshold(_GARBAGE_THRESHOLD)
-        atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
+        atexit.register(gc.freeze)  # else Python's exit collects garbage several times over all objects
         unexpected.keep_in(runs_dir_before_composing())
         doit_cmd.traceback = _OneLine
         try:
@@ -71,14 +71,14 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                     print(as_typed(text), flush=True)
                     raise SystemExit(0)
             if any(word.startswith("-") for word in sys.argv[1:]):
-                from pipeline.cli import wrong_words  # the groups and settings: for options that stay options
+                from pipeline.cli import wrong_words  # imports all settings classes; needed if a word is still a flag
 
                 wrong_words.check(sys.argv[1:], self._invocation, self.cmd_options)
         except (PacelineError, OSError) as error:
             leave(error)
 
     def setup(self, opt_values: Any) -> None:
-        """Load dodo.py, if it belongs to the same clone as this package."""
+        """Load dodo.py; end the command if it belongs to another clone than this package."""
         dodo = _dodo_file(opt_values)
         if dodo.is_file():
             try:
@@ -90,55 +90,57 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Compose for a verb that takes overrides, then load dodo.py's tasks.
 
-        ``pos_args`` is doit's own list of task names: bare ``~key`` words and paths are removed from it.
+        ``pos_args`` is doit's list of task names. All words that name no task are removed from it: overrides, such as
+        ``~key``, and a verb's arguments, such as files.
         """
         verb, arguments = self._invocation.verb, self._invocation.arguments
         _, words = without_verbosity(pos_args)
         pos_args[:] = [verb] if verb and arguments else [word for word in words if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
-        if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
+        if cmd.name in ("info", "strace"):  # doit's other commands refuse unknown tasks themselves
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if isinstance(cmd, Run):
             try:
+                # a task of the user's own dodo.py may declare parameters: then the words behind it are its arguments
                 takes_words = (task.pos_arg or task.params for task in tasks if task.name in pos_args[:1])
                 if verb is not None or not any(takes_words):
                     refuse_unknown(tasks, pos_args, verb, sys.argv[1:])
                 if verb is None and self._invocation.overrides and not pos_args:
                     raise invalid(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             except InvalidCommand as error:
-                refuse(UsageError(str(error)), str(error))
+                answer_with_error(UsageError(str(error)), str(error))
                 raise
             self._begin()
         return tasks
 
     def _begin(self) -> None:
-        """Refuse a bad override now, with exit code 3, and not in the middle of a task; take signals and --budget."""
+        """Compose, so that a wrong override ends the command before any task; from now on handle signals, --budget."""
         verb = self._invocation.verb
         if verb is not None and VERBS[verb].outlives_closed_stdout:
             masking.on_lost_output(outlive_closed_stdout)
         try:
             if verb is not None and VERBS[verb].overrides:
-                from pipeline.cli.session import session  # what composes: not for `doit list` and help
+                from pipeline.cli.session import session  # imports the configuration, which `doit list` doesn't need
 
                 session().refuse_wrong_words()
             signals.begin()
             budget_s = self._invocation.budget_s
-            if budget_s is not None and not self._invocation.is_on("detach"):  # else the detached command's
+            if budget_s is not None and not self._invocation.is_on("detach"):  # the detached command counts it itself
                 signals.limit_duration(budget_s, self._invocation.options["budget"])
         except PacelineError as error:
             leave(with_options_of(error, verb or ""))
 
 
 def runs_dir_before_composing() -> Path:
-    """Return the folder of runs as far as the words and conf/ show it without Hydra."""
-    with suppress(OSError, RuntimeError):  # defaults that can't be read are refused later
+    """Return the folder of runs that the words or conf/ set, found without Hydra, which some commands never load."""
+    with suppress(OSError, RuntimeError):  # files of defaults that can't be read are reported when Hydra composes
         if (runs_dir := conf_files.runs_dir(places.ROOT, sys.argv[1:])) is not None:
             return runs_dir
     return places.ROOT / "runs"
 
 
 def _dodo_file(options: Mapping[str, Any]) -> Path:
-    """Return the file that doit is about to load by its options ``-f``, ``-k`` and DOIT_FILE."""
+    """Return the task file that doit will load: dodo.py, unless its options -f or -k or DOIT_FILE say otherwise."""
     here = Path.cwd()
     folders = (here, *here.parents) if options["seek_file"] else (here,)
     named = [folder / str(options["dodoFile"]) for folder in folders]
@@ -146,10 +148,13 @@ def _dodo_file(options: Mapping[str, Any]) -> Path:
 
 
 def _start_with_overrides() -> None:
-    """Restart doit, which has copied the words, if flags, a key or a torchrun line among them are translated."""
+    """Translate flags, a run's key and a torchrun command line into overrides; restart doit with them if there are any.
+
+    doit has copied sys.argv before it creates this loader, so a change of sys.argv alone would come too late.
+    """
     words, notes = invocation.flags_as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
-        from pipeline.config.overrides import torchrun_line  # the settings of scripts: for such a line alone
+        from pipeline.config.overrides import torchrun_line  # imports the settings of scripts
 
         with waiting(note, "reading torchrun's options, for which torch is imported"):
             words, notes = torchrun_line.translated(words, invocation.typed_in(), places.ROOT, VERBS)
@@ -167,10 +172,11 @@ def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: 
     """
     names = {task.name for task in tasks}
     for word in words:
+        # a word with a colon may be a subtask of the user's dodo.py, but verbs have no subtasks
         is_subtask = ":" in word and (verb is None or word.partition(":")[0] in names - VERBS.keys())
         if word in names or "*" in word or is_subtask or _is_target(tasks, word):
             continue
-        from pipeline.cli import wrong_words  # the groups of conf/: for this error alone
+        from pipeline.cli import wrong_words  # needed for this error alone
 
         if advice := wrong_words.advice(word, argv or words, verb):
             raise invalid(
@@ -185,14 +191,14 @@ def invalid(text: str) -> InvalidCommand:
 
 
 def _is_target(tasks: list[Task], word: str) -> bool:
-    """Whether a task makes this file, or declares by a pattern that a later task does."""
-    late = (task.loader.target_regex for task in tasks if task.loader is not None)
-    return any(word in task.targets for task in tasks) or any(re.match(pattern, word) for pattern in late if pattern)
+    """Whether a task makes this file, or a delayed task (doit's ``create_after``) says by a pattern that it may."""
+    patterns = (task.loader.target_regex for task in tasks if task.loader is not None)
+    return any(word in task.targets for task in tasks) or any(re.match(regex, word) for regex in patterns if regex)
 
 
 def with_options_of(error: PacelineError, verb: str) -> PacelineError:
-    """Let the error about an unknown key also suggest options of this verb and of others."""
-    from pipeline.config.unknown_key import UnknownKeyError  # the settings classes: whoever composes has them
+    """Return the error; one about an unknown key of the configuration then also suggests options of verbs."""
+    from pipeline.config.unknown_key import UnknownKeyError  # whoever has composed has imported it already
 
     if not isinstance(error, UnknownKeyError):
         return error
@@ -209,12 +215,12 @@ def with_options_of(error: PacelineError, verb: str) -> PacelineError:
 
 
 class _OneLine:
-    """Replaces ``traceback`` in doit's main function, which prints a page for any error outside of a task."""
+    """Replaces the module ``traceback`` in doit's main function, which prints it for each error outside of tasks."""
 
     @staticmethod
     def format_exc() -> NoReturn:
         error = sys.exc_info()[1]
-        assert error is not None  # doit asks while it handles one
+        assert error is not None  # doit calls this while it handles an error
         if _is_of_doit(error):
             text = text_of(error)
             leave(UsageError(f"doit can't do that: {type(error).__name__}{': ' if text else ''}{text}"))
@@ -222,34 +228,37 @@ class _OneLine:
 
 
 def _is_of_doit(error: BaseException) -> bool:
-    """Whether doit alone raised the error, usually for a wrong value of its own options."""
-    ours = [places.ROOT.resolve() / "dodo.py"]
-    ours += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
+    """Whether no code of Paceline or of dodo.py took part in the error: usually a wrong value of doit's own options."""
+    own_paths = [places.ROOT.resolve() / "dodo.py"]
+    own_paths += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
     files = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
-    return not any(file.is_relative_to(place) for file in files for place in ours)
+    return not any(file.is_relative_to(path) for file in files for path in own_paths)
 
 
 class Exit(SystemExit):
-    """An exit that `doit -n` can recreate from its text: of SystemExit("3") it would print 3, and exit with 1."""
+    """An exit with a code that survives `doit -n`, whose processes pass on exceptions as text.
+
+    There SystemExit(3) becomes SystemExit("3"), which prints 3 and exits with 1.
+    """
 
     def __init__(self, code: int | str) -> None:
         super().__init__(int(code))
 
 
 def leave_if_interrupted() -> None:
-    """Exit with the code of Ctrl-C if one has come; a verb that it ended has printed its last line."""
+    """Exit with the code of the signal (130 for Ctrl-C) if one has come; its verb has printed the last line already."""
     if signals.ctrl_c_came():
         raise Exit(128 + signals.first_signal())
 
 
 def leave(error: BaseException) -> NoReturn:
-    """End with one message and its exit code."""
+    """End the command: print the error as one message, and exit with the code of its kind."""
     is_unread = unexpected.nobody_reads(error)
     if is_unread or isinstance(error, masking.OutputError):
-        masking.silence(1)
-    if is_unread:
+        masking.silence(1)  # else Python fails again when it flushes stdout at its exit
+    if is_unread:  # `| head` has read enough, which is no error to report
         raise Exit(unexpected.EXIT_UNREAD)
     message = as_typed(unexpected.error_message(error))
-    refuse(error, message)
+    answer_with_error(error, message)
     sys.stderr.write(coloured(f"ERROR: {message}\n", sys.stderr))
     raise Exit(unexpected.exit_code(error))

@@ -1,4 +1,4 @@
-"""The command `paceline`: the same as `doit`, from any folder of a project; and `paceline init`."""
+"""The command `paceline`: `doit` for any folder of a project, and `paceline init`, which creates a project."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.core.errors import PacelineError, UsageError, os_reason
 from pipeline.core.files import temporary_prefix, write_atomic
 from pipeline.core.processes import git, signals
 
-signals.leave_on_ctrl_c()  # before the other imports, as in pipeline.cli.loader, which comes behind doit's own
+signals.leave_on_ctrl_c()  # before the slow imports: a Ctrl-C during them also ends in one line
 
 
 from doit.doit_cmd import DoitMain  # noqa: E402
@@ -46,7 +46,7 @@ def main() -> int:
             return _without_project(words)
         try:
             places.refuse_other_code(project)
-        except UsageError:
+        except UsageError:  # the project belongs to another installation; this one can only print help
             if HELP_WORDS.isdisjoint(words[:1]) or pages.requested(words) is None:
                 raise
             return _without_project(words)
@@ -59,6 +59,7 @@ def main() -> int:
 
 
 def _without_project(words: list[str]) -> int:
+    """Print help, the only answer outside of a project. Raises UsageError: the words ask for something else."""
     text = pages.requested(words or ["help"])
     if text is None:
         raise places.no_project()
@@ -69,18 +70,18 @@ def _without_project(words: list[str]) -> int:
 
 # ------------------------------------------------------------------------------- paceline init
 TEMPLATE = places.HOME / "pipeline" / "template"
-"""The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
+"""The files of a new project called ``NAME_IN_TEMPLATE``. Each ends in .txt, because it is no code of Paceline."""
 
-NAME_THERE = "my_project"
+NAME_IN_TEMPLATE = "my_project"
 _WITHOUT_GIT = ("git=false", "--no-git")
-_TAKEN = {"conf", "data", "dodo", "runs", "tests"}
+_RESERVED_NAMES = {"conf", "data", "dodo", "runs", "tests"}
 
 
 def init(words: Sequence[str]) -> str:
     """Create the project that the words after ``init`` name, completely or not at all. Return the message for users.
 
-    It becomes a git repository with one commit, because runs are repeated from their commit; not with ``git=false``
-    (``--no-git``), inside another repository, or without git. ``.`` makes a project of a folder that holds something.
+    ``init .`` instead adds a project's files to the current folder. A new project becomes a git repository with one
+    commit, because runs are repeated from their commit; not with ``--no-git`` or inside another repository.
 
     Raises UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty;
     PacelineError: the folder can't be written.
@@ -88,8 +89,11 @@ def init(words: Sequence[str]) -> str:
     without_git = [word for word in words if word in _WITHOUT_GIT]
     words = [word for word in words if word not in (*_WITHOUT_GIT, "--json", "json=1")]
     if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
-        raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
-    folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
+        raise UsageError(
+            "paceline init takes one word, the name of the project", hint=f"paceline init {NAME_IN_TEMPLATE}"
+        )
+    # abspath gives "." a name, and keeps symbolic links as typed
+    folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100
     if folder == Path(os.path.abspath(".")) and any(folder.iterdir()):  # noqa: PTH100
         return _init_around(folder)
     refuse_name(folder.name)
@@ -107,26 +111,28 @@ def init(words: Sequence[str]) -> str:
         raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
     if not without_git and git.answer(folder, "rev-parse", "--is-inside-work-tree") is None:
         for step in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
-            git.git(folder, *step)  # without a name and an address of the user git makes no commit, which is no error
+            git.git(folder, *step)  # the commit fails if git doesn't know the user's name, which is no error here
     there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
     steps = [*there, "paceline train experiment=example", "paceline ui"]
     return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
 
 
 def _init_around(folder: Path) -> str:
-    """Make a project of a folder with files, of which pyproject.toml alone is changed: it gets the tables of doit.
+    """Make a project of a folder that has files already; the only one of them that changes is pyproject.toml.
 
     Raises UsageError: it is a project already, or its pyproject.toml has other tables of doit.
     """
-    about, dodo = folder / "pyproject.toml", folder / "dodo.py"
-    known = about.read_text("utf-8") if about.exists() else ""
-    if dodo.exists() or "[tool.doit" in known:
-        taken = "a dodo.py" if dodo.exists() else "[tool.doit] in pyproject.toml"
-        raise UsageError(f"{folder} has {taken} already", hint="paceline help; docs/projects.md has a project's files")
-    tables = _template(about.name).partition("[tool.pytest")[0].rstrip() + "\n"
+    pyproject, dodo = folder / "pyproject.toml", folder / "dodo.py"
+    existing_text = pyproject.read_text("utf-8") if pyproject.exists() else ""
+    if dodo.exists() or "[tool.doit" in existing_text:
+        conflict = "a dodo.py" if dodo.exists() else "[tool.doit] in pyproject.toml"
+        raise UsageError(
+            f"{folder} has {conflict} already", hint="paceline help; docs/projects.md has a project's files"
+        )
+    doit_tables = _template(pyproject.name).partition("[tool.pytest")[0].rstrip() + "\n"
     if not (folder / ".gitignore").exists():
         write_atomic(folder / ".gitignore", _template(".gitignore"))
-    write_atomic(about, f"{known.rstrip()}\n\n{tables}".lstrip())
+    write_atomic(pyproject, f"{existing_text.rstrip()}\n\n{doit_tables}".lstrip())
     write_atomic(dodo, _template(dodo.name))
     scripts = sorted(path.name for path in folder.glob("*.py") if path.name not in ("dodo.py", "setup.py"))
     script = scripts[0] if len(scripts) == 1 else "SCRIPT.py"
@@ -138,29 +144,31 @@ def _template(name: str) -> str:
 
 
 def refuse_name(name: str) -> None:
-    """Refuse a name by which ``import name`` would not find the project's package alone. Raises UsageError."""
+    """Raise UsageError if a name is unfit for the project's package: no identifier, or that of another module."""
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
-        near = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
-        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {near}")
-    if name in _TAKEN:
+        similar = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
+        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {similar}")
+    if name in _RESERVED_NAMES:
         raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")
     spec = importlib.util.find_spec(name)
-    if name in sys.stdlib_module_names or (spec is not None and spec.origin):  # else any folder of that name
+    # a spec without origin is a plain folder of that name in the current folder, perhaps the project's own
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin):
         raise UsageError(f"there is a module {name} in this Python already", hint=f"paceline init my_{name}")
 
 
 def _write(folder: Path) -> None:
+    """Write the files of the template into a temporary folder beside ``folder``, then put that in its place."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / temporary_prefix(f".{folder.name}")
     try:
         for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
             name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")
-            target = temporary / name.replace(NAME_THERE, folder.name)
+            target = temporary / name.replace(NAME_IN_TEMPLATE, folder.name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
+            target.write_text(source.read_text("utf-8").replace(NAME_IN_TEMPLATE, folder.name), encoding="utf-8")
         if folder.is_dir():
-            _fill(folder, temporary)
+            _move_into(folder, temporary)
         else:
             temporary.rename(folder)
     except BaseException:
@@ -168,10 +176,11 @@ def _write(folder: Path) -> None:
         raise
 
 
-def _fill(folder: Path, made: Path) -> None:
-    """Move all of ``made`` into an empty folder that a shell may stand in; last dodo.py, which makes it a project."""
+def _move_into(folder: Path, made: Path) -> None:
+    """Move all of ``made`` into an existing, empty ``folder``, which stays as it may be a shell's working directory."""
     moved: list[Path] = []
     try:
+        # dodo.py comes last, because with it the folder counts as a project
         for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):
             moved.append(item.rename(folder / item.name))
         made.rmdir()

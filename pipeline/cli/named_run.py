@@ -1,7 +1,7 @@
 """The configuration for a command that names a run by its key: `why KEY`, `attach KEY`, `stop KEY`.
 
-What the run computes comes from its folder. A folder may come from anybody, so how hosts are reached and what is
-started on them comes only from conf/ and the typed words.
+What the run computes is read from its folder. How hosts are reached, and what is started on them, comes only from conf/
+and the typed words: a run folder may be a stranger's, and must not be able to start anything here.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
 
 _LOCATION_PREFIXES = ("paths.", "tracking", "cluster")
-"""Beginnings of the overrides that may stand beside a key: they don't change what the run computes."""
+"""Beginnings of the overrides that may be typed with a key, because they don't change what the run computes."""
 _LOCATION_SECTIONS = ("paths", "tracking", "cluster", "notify")
-"""Sections that decide where results go, or what is started besides the run."""
+"""Sections that decide where results go, or which programs besides the training are started: not from a run folder."""
 _GROUP_CHOICE = re.compile(r"\+?(cluster|experiment|tracking)=[\w-]+(/[\w-]+)*")
 """An override that chooses an option of a group, such as ``cluster=pssh``."""
 _CONNECTION_FIELDS = ("launcher", "python", "ssh_config", "workdir", "mpirun", "context", "namespace", "kind")
@@ -41,21 +41,21 @@ _RANK_FIELDS = (
     *("lease_s", "collective_timeout_s", "stall_s"),
 )
 _HOST_FIELDS = ("name", "user", "port", "nproc_per_node", "env")
-"""Fields of the cluster, and of each of its hosts, that do come from the run folder."""
+"""Fields of the cluster, and of each of its hosts, that `attach` takes from the run folder."""
 
 Section = dict[str, Any]
-"""A resolved configuration, or one section of it, as plain containers."""
+"""A resolved configuration (all interpolations replaced), or one section of it, as plain containers."""
 
 
 def configuration(invocation: Invocation, resolved: Section, root: Path) -> tuple[Section, tuple[str, ...]]:
     """Return the resolved configuration of the run that ``run=KEY`` names, and the overrides that started it.
 
-    ``resolved``, composed of conf/ and the typed words, decides where runs and records lie; for `attach`, records lie
-    where the run's own ``tracking=`` choice says, unless the words choose another. Data lie where the run had them,
-    unless the words say otherwise.
+    ``resolved`` is composed of conf/ and the typed words. From it come the folders of runs and data and the address of
+    records, with two exceptions where no word says otherwise: the data folder is the run's, and `attach` records where
+    the run's ``tracking=`` choice says.
 
-    Raises UsageError: no such run, it has no configuration, another word would change it, or conf/ and the words don't
-    reach its hosts; AlteredError: its key.json or config.json was altered.
+    Raises UsageError: there is no such run, it has no configuration, a typed word would change it, or conf/ and the
+    words don't reach its hosts; AlteredError: its key.json or config.json was altered.
     """
     for word in invocation.overrides:
         if not word.lstrip("+").startswith(_LOCATION_PREFIXES):
@@ -77,7 +77,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
         stored = {name: section for name, section in stored.items() if name not in _LOCATION_SECTIONS}
         cluster_section = _cluster_to_follow(folder, composed["cluster"])
         merged = {**resolved, "tracking": composed["tracking"], **stored, "cluster": cluster_section}
-    else:  # nothing is reached or started
+    else:  # `why` reaches no host and starts nothing, so the stored configuration can be taken as it is
         merged = {**resolved, **stored, "paths": resolved["paths"], "tracking": resolved["tracking"]}
     data_dir = _stored_section(folder, "paths").get("data")
     is_typed = any(word.lstrip("+").startswith("paths.data") for word in invocation.overrides)
@@ -87,7 +87,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
 
 
 def of_the_run_under_way(invocation: Invocation, resolved: Section, root: Path) -> Invocation:
-    """Return the call with the key of the only run under way. Raises UsageError: several are, or none."""
+    """Return the invocation with ``run=KEY`` of the only run in progress. Raises UsageError: not exactly one is."""
     runs_dir = resolved["paths"]["runs"]
     folder = index.only_under_way(root / expanded(runs_dir, "paths.runs"), invocation.verb or "")
     if folder is None:
@@ -96,9 +96,10 @@ def of_the_run_under_way(invocation: Invocation, resolved: Section, root: Path) 
 
 
 def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: int) -> Cluster:
-    """Return the hosts that the run was last started on, reached by conf/ and the typed words.
+    """Return the hosts on which the run was last started, for verbs that act on them (`stop`).
 
-    Raises UsageError: the run was never started, or the way to its hosts is unknown.
+    How they are reached comes from conf/ and the typed words. Raises UsageError: the run was never started, or these
+    don't reach its hosts.
     """
     path = folder.path / run_folder.CONFIG
     if not path.exists():
@@ -106,13 +107,13 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
     section: Section = _composed(folder, invocation)["cluster"]
     plan, launcher = starts.newest_plan(folder.path), section["launcher"]
     nodes = plan.nodes if plan is not None and plan.launcher == launcher else ()
-    # build_cluster refuses an empty list of hosts
+    # conf/ may name no hosts; build_cluster would refuse that, and the plan has them
     if not section["hosts"] and section["hostfile"] is None and _takes_host_names(launcher):
         section = {**section, "hosts": [_host_entry(node.host) for node in nodes]}
     reached = build_cluster(section, root=root, local_gpus=local_gpus)
     if plan is None or not nodes or not _takes_host_names(reached.launcher):
         return reached
-    # only the plan's hosts, each with the settings that conf/ and the words give it, if they name it
+    # only the hosts of the plan, each with the settings that conf/ and the words give it, if any
     hosts = starts.cluster_with(reached, plan, [node.host for node in nodes]).hosts
     return replace(reached, hosts=hosts, spares=())
 
@@ -125,16 +126,20 @@ def _composed(folder: RunFolder, invocation: Invocation) -> Section:
     Raises UsageError: the run was started with other words about reaching hosts.
     """
     choices = {word.lstrip("+").partition("=")[0]: word for word in folder.overrides() if _GROUP_CHOICE.fullmatch(word)}
-    typed = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
-    settled = {*typed, "experiment"} if "cluster" in typed else typed  # an experiment may choose a cluster too
+    typed_names = {word.lstrip("+~").partition("=")[0] for word in invocation.overrides}
+    # an experiment may choose a cluster too, and a typed cluster= must win
+    settled = {*typed_names, "experiment"} if "cluster" in typed_names else typed_names
     words = [word for name, word in choices.items() if name not in settled]
     composed = compose.resolve(compose.compose_config((*words, *invocation.overrides)))
-    _refuse_other_ways(folder, invocation, composed["cluster"]["launcher"], typed)
+    _refuse_unreachable(folder, invocation, composed["cluster"]["launcher"], typed_names)
     return composed
 
 
-def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str, typed: Collection[str]) -> None:
-    """Raise UsageError if the run was started by another launcher, or with a way to its hosts that nobody has typed."""
+def _refuse_unreachable(folder: RunFolder, invocation: Invocation, launcher: str, typed: Collection[str]) -> None:
+    """Raise UsageError if conf/ and the typed words can't reach the run's hosts as its own words did.
+
+    The run was started by another launcher, or with connection settings that are not among the ``typed`` names.
+    """
     words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     same_words = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
     hint = f"doit {invocation.verb} {folder.key} {same_words or 'cluster=<that of its training>'}"
@@ -147,17 +152,18 @@ def _refuse_other_ways(folder: RunFolder, invocation: Invocation, launcher: str,
         )
     if "cluster" in typed or launchers.LAUNCHERS.settings(launcher).capabilities.is_this_computer:
         return
-    ways = {f"cluster.{field}" for field in _CONNECTION_FIELDS} - {*typed}
-    lacking = [name for word in words if (name := word.lstrip("+~").partition("=")[0]) in ways]
-    if lacking:
+    untyped = {f"cluster.{field}" for field in _CONNECTION_FIELDS} - {*typed}
+    missing = [name for word in words if (name := word.lstrip("+~").partition("=")[0]) in untyped]
+    if missing:
         raise UsageError(
-            f"run {folder.key} was started with {', '.join(dict.fromkeys(lacking))}, which is never taken from a run "
+            f"run {folder.key} was started with {', '.join(dict.fromkeys(missing))}, which is never taken from a run "
             "folder",
             hint=hint,
         )
 
 
 def _launchers(folder: RunFolder) -> list[str]:
+    """Return the launchers of the run's open starts and its newest one; without any, that of its configuration."""
     newest = starts.newest_plan(folder.path)
     plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
     names: list[Any] = [plan.launcher for plan in plans] or [_stored_section(folder, "cluster").get("launcher")]
@@ -165,21 +171,22 @@ def _launchers(folder: RunFolder) -> list[str]:
 
 
 def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
-    """Return the section ``cluster`` for following a run: its ranks and host labels, reached by conf/ and the words.
+    """Return the section ``cluster`` with which `attach` follows a run.
 
-    A label is USER@NAME:PORT.
+    Ranks and the names of hosts are the run's; all that says how hosts are reached is ``composed``.
     """
     stored = _stored_section(folder, "cluster")
     ranks = {name: stored[name] for name in _RANK_FIELDS if name in stored}
-    # a run folder must start nothing: following it by its key makes no further attempts
+    # a run folder must not start anything, so `attach KEY` makes no further attempts
     section = {**composed, **ranks, "max_restarts": 0, "min_nodes": 0}
     if not _takes_host_names(composed["launcher"]):
         return section
     try:
-        composed_hosts = {  # by label, USER@NAME:PORT, which is how a stored host is named
+        composed_hosts = {  # by label (USER@NAME:PORT); the stored configuration names hosts by label
             starts.host_of(str(host["name"])).label: host for host in (*composed["hosts"], *composed["spares"])
         }
         plan = starts.newest_plan(folder.path)
+        # hosts from a hostfile are not in the stored section, but the newest plan has them
         stored_hosts = stored.get("hosts") or [
             {**_host_entry(node.host), "nproc_per_node": node.nproc_per_node}
             for node in (plan.nodes if plan is not None else ())
@@ -211,7 +218,7 @@ def _stored_section(folder: RunFolder, name: str) -> Section:
 
 
 def damaged(key: str, error: Exception, verb: str | None) -> UsageError:
-    """Return the error for a config.json with impossible values."""
+    """Return the error for a config.json with impossible values; ``error`` is what its values raised."""
     why = f"it lacks the field {error}" if isinstance(error, KeyError) else str(error)
     return UsageError(f"config.json of run {key} is no configuration that can be used: {why}", hint=_with_words(verb))
 

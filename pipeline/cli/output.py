@@ -1,6 +1,7 @@
-"""The output of verbs: text, or with ``--json`` (``json=1``) JSON on stdout and text for users on stderr.
+"""The output of verbs: text on stdout, or with ``--json`` (``json=1``) JSON there and the text on stderr.
 
-The answer is one object (``envelope``), after a line for each event of verbs that train; docs/json.md has the data.
+The JSON is one object, the answer (``envelope``). Verbs that train print one line of JSON per event before it.
+docs/json.md describes both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipeline.core.processes import unexpected
 from pipeline.core.tables import ENDLESS, folded
 
 COMMAND_VARIABLE = "PACELINE_TYPED"
-"""The environment variable with the command that the user typed: ``paceline``; without it ``doit``."""
+"""The environment variable that says which command the user typed: ``paceline``; if it isn't set, ``doit``."""
 _PROGRAM_LINE = re.compile(r"(?:trial +\d+ \| )?(?:[^\s|]+ |  )\| ")  # a line of a rank, a step or a log
 _WARNING_OR_ERROR = re.compile(r"\b(?:warning|error): ", re.IGNORECASE)
 STATE_COLOURS = {  # state → its colour in terminals (SGR parameter of ECMA-48)
@@ -45,14 +46,14 @@ _COLOURS = {
 
 # ---------------------------------------------------------------------------------------------- text
 def command() -> str:
-    """Return the command that was typed before the verb, here or for the command that started this one."""
+    """Return the command that the user types before a verb: ``doit`` or ``paceline``."""
     return os.environ.get(COMMAND_VARIABLE, "doit")
 
 
 def as_typed(text: str) -> str:
-    """Replace `doit VERB` in Paceline's own text by `paceline VERB`, if the user types that.
+    """Replace `doit VERB` in Paceline's own text by `paceline VERB` if the user typed ``paceline``.
 
-    Names of doit itself stay (``doit's own options``), and so do lines of ranks and steps.
+    Other mentions of doit stay, and so do lines that ranks and steps have printed.
     """
     if command() == "doit":
         return text
@@ -81,9 +82,9 @@ def say(text: str, *, folds: bool = False, is_detail: bool = False, is_coloured:
     """Print lines of the result on stdout; with --json on stderr, and they are the answer if it has no other data.
 
     Args:
-        folds: fold them at the terminal's width.
-        is_detail: not with -v 0.
-        is_coloured: they have colours already; of other text, control characters are removed.
+        folds: fold the lines at the terminal's width.
+        is_detail: don't print with -v 0.
+        is_coloured: the text contains colours already; from other text, control characters are removed.
     """
     if is_detail and verbosity() == QUIET:
         return
@@ -107,7 +108,7 @@ def say_log(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print progress and warnings on stderr, so that stdout holds the result alone; with -v 0 only warnings."""
+    """Print progress or a warning on stderr, because stdout is for the result; with -v 0 only warnings."""
     if verbosity() != QUIET or is_warning(text):
         _print_on_stderr(as_typed(text))
 
@@ -122,7 +123,10 @@ def width() -> int:
 
 
 def outlive_closed_stdout(error: BaseException) -> bool:
-    """Say once that stdout takes no more (``| head -1``, a full disk), and continue: for ``masking.on_lost_output``."""
+    """Say on stderr that stdout can't be written any more (``| head -1``, a full disk), and let the command continue.
+
+    For ``masking.on_lost_output``. Returns False if the error has another cause.
+    """
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)
@@ -145,12 +149,12 @@ _CODES: Sequence[tuple[type[Exception], str]] = (
     (PacelineError, "failed"),
 )
 _EVENT_SCHEMA = "paceline.event/1"
-_answered: list[str] = []  # the verb, once its answer is printed
-_lines: list[str] = []  # the printed lines: the answer's data of a verb that has no other
+_answered: list[str] = []  # the verb, after its answer is printed
+_lines: list[str] = []  # lines printed by ``say``: the data of the answer if the verb gives none
 
 
 class Failure(NamedTuple):
-    """The error of an answer: a word for programs, the text for users, and the next command, if any."""
+    """The error in an answer: ``code`` is a word for programs, ``hint`` the command to type next."""
 
     code: str
     message: str
@@ -165,7 +169,7 @@ class Failure(NamedTuple):
 
 
 def begin_answer() -> None:
-    """Forget an earlier command of this process."""
+    """Forget the output of an earlier command of this process."""
     _answered.clear()
     _lines.clear()
 
@@ -176,12 +180,15 @@ def wants_json() -> bool:
 
 
 def answer(data: Any, *, error: PacelineError | None = None) -> None:
-    """Print the answer of this command, with the ``error`` that ends it; later calls print nothing."""
+    """Print this command's JSON answer, with ``error`` if the command fails; only the first call prints."""
     _print_answer(data, None if error is None else Failure.of(error))
 
 
-def refuse(error: BaseException, message: str) -> None:
-    """Print the answer of a command that an error ends, if JSON is wanted; ``message`` is the text for users."""
+def answer_with_error(error: BaseException, message: str) -> None:
+    """Print the JSON answer of a command that ends with an error, if JSON is wanted.
+
+    ``message`` is the text for users about an error that isn't Paceline's.
+    """
     if wants_json():
         defect = Failure("unexpected", message, None)
         _print_answer(None, Failure.of(error) if isinstance(error, PacelineError) else defect)
@@ -195,7 +202,7 @@ def _print_answer(data: Any, failure: Failure | None) -> None:
 
 
 def envelope(verb: str, data: Any, failure: Failure | None) -> dict[str, Any]:
-    """Return the object that every answer is."""
+    """Return the JSON object of an answer; every answer has this form."""
     error = None if failure is None else failure._asdict()
     return {"schema": f"paceline.{verb}/1", "ok": error is None, "data": data, "error": error}
 
@@ -206,7 +213,7 @@ def is_event(line: bytes) -> bool:
 
 
 def read_envelope(stdout: bytes, exit_code: int | None) -> dict[str, Any]:
-    """Return the answer that another command has printed after its events. Raises PacelineError: there is none."""
+    """Return the answer in another command's stdout, behind its events, if any. Raises PacelineError: there is none."""
     lines = stdout.splitlines(keepends=True)
     try:
         answered: dict[str, Any] = json.loads(b"".join(line for line in lines if not is_event(line)))
@@ -216,14 +223,14 @@ def read_envelope(stdout: bytes, exit_code: int | None) -> dict[str, Any]:
 
 
 def finish_answer() -> None:
-    """Print the answer of a verb that has ended without data of its own: its lines."""
+    """Print the JSON answer of a verb that has ended; if it has given no data, these are its printed lines."""
     if wants_json():
         answer({"lines": _lines})
 
 
 def answer_event(event: Any) -> None:
-    """Print an event of a run or a trial on one line."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+    """Print an event of a run or a trial as one line of JSON."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()  # HostReady → host_ready
     fields: Any = asdict(event) if is_dataclass(event) and not isinstance(event, type) else {"text": str(event)}
     if isinstance(event, MetricsLine):
         name, fields = "metrics", json.loads(event.text)

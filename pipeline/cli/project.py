@@ -1,6 +1,6 @@
-"""What a project's dodo.py imports: a task for each verb of ``pipeline.cli.verbs``, and steps of one's own.
+"""The doit tasks that a project's dodo.py declares: one for each verb of ``pipeline.cli.verbs``, and the user's steps.
 
-The run folder decides whether a task is up to date, never doit's database.
+Whether a task is up to date is decided from the run folder, never from doit's database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli import invocation
 from pipeline.cli.loader import Exit, Loader, leave
-from pipeline.cli.output import finish_answer, refuse, say
+from pipeline.cli.output import answer_with_error, finish_answer, say
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core import places
 from pipeline.core.errors import Killed, PacelineError, UsageError
@@ -28,7 +28,7 @@ from pipeline.core.processes import process, unexpected
 __all__ = ["DOIT_CONFIG", "task_verbs"]
 
 DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
-_MOST_SUMMARY = 240  # characters
+_MAX_SUMMARY = 240  # characters
 
 Task = dict[str, Any]
 """A task as doit takes it from dodo.py: actions, task_dep, uptodate, …"""
@@ -42,12 +42,13 @@ def task_verbs() -> Iterator[Task]:
 
 
 def _verb_task(name: str, verb: Verb) -> Task:
-    _need_loader()
+    _ensure_loader()
     task = {
         **_task(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
         "title": lambda task: _call("finished.title", task.name),
+        # `doit evaluate KEY` takes an existing run, so nothing is fetched or trained before it
         "task_dep": [] if "run" in invocation.parse(sys.argv[1:]).options else list(verb.after),
-        "meta": {"answers": verb.answers},
+        "meta": {"answers": verb.answers},  # for our reporter (doit_plugins.py)
         "doc": verb.summary,
     }
     if verb.is_done:
@@ -56,9 +57,12 @@ def _verb_task(name: str, verb: Verb) -> Task:
 
 
 def _finish_answer(name: str, result: Any) -> Any:
-    """Return ``result`` of a verb's function; if the verb was typed and is done, print its JSON answer."""
-    is_due = result is not False and name == invocation.parse(sys.argv[1:]).verb
-    if is_due:
+    """Print the JSON answer of the verb ``name`` if it was typed and has done its work; return its ``result``.
+
+    ``result`` is False if an up-to-date check found that there is work to do.
+    """
+    was_typed = name == invocation.parse(sys.argv[1:]).verb  # other verbs run before it, as task_dep says
+    if result is not False and was_typed:
         finish_answer()
     return result
 
@@ -73,11 +77,11 @@ def step(name: str, **fields: Any) -> None:
 
 
 def of_step(name: str) -> Task:
-    """Return a task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``.
+    """Return a task ``step-NAME`` that makes a step, so that tasks of your own can depend on it.
 
-    Its folder comes by ``getargs: {"out": ("step-clean", "out")}``.
+    They say ``task_dep: ["step-clean"]``, and get the step's folder by ``getargs: {"out": ("step-clean", "out")}``.
     """
-    _need_loader()
+    _ensure_loader()
 
     def make() -> dict[str, str]:
         return {"out": str(_call("commands.steps.make", name))}
@@ -95,8 +99,8 @@ def _overview() -> Task:
 
 
 def _call(function: str, *args: object) -> Any:
-    """Call a function of ``pipeline.cli`` (``commands.train.train``) with the session; both are imported only now."""
-    from pipeline.cli.session import session  # imported late: composing isn't for `doit list` and help
+    """Import a function of ``pipeline.cli``, named as in ``commands.train.train``, and call it with the session."""
+    from pipeline.cli.session import session  # imported late: `doit list` and help need no configuration
 
     module, _, name = function.rpartition(".")
     return getattr(import_module(f"pipeline.cli.{module}"), name)(session(), *args)
@@ -111,43 +115,48 @@ def _task(name: str, do: Callable[[], Any]) -> Task:
     }
 
 
-def _need_loader() -> None:
-    """Make sure that doit uses Paceline's loader; without it, doit would take overrides for tasks.
+def _ensure_loader() -> None:
+    """Make sure that doit uses Paceline's loader: restart the command in the project's folder, or refuse it.
 
-    doit finds it in pyproject.toml, which it reads only in the folder where it starts: a command that was typed in a
-    subfolder is restarted in the project's folder.
+    doit finds the loader in pyproject.toml, which it reads only in the folder where it starts. So in a subfolder doit
+    uses its own loader, and takes overrides for tasks.
     """
     if Loader.in_charge:
         return
     started_in = Path(get_initial_workdir())
     project = places.enclosing(started_in)
+    # `doit -f FILE` names another dodo.py; a -f behind the script is the script's
     words = itertools.takewhile(lambda word: word != "torchrun" and not word.endswith(".py"), sys.argv[1:])
-    names_file = any(word.startswith(("-f", "--file")) for word in words)  # behind the script, -f is the script's
+    names_file = any(word.startswith(("-f", "--file")) for word in words)
     if project not in (None, started_in) and not names_file:
-        invocation.leave_for(project)
+        invocation.change_folder(project)
         process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
     message = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
     leave(UsageError(message, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap a task's action: errors become doit's; a returned mapping is kept for other tasks."""
+    """Return ``do`` as an action of a doit task: it returns errors as doit wants them.
+
+    A mapping that ``do`` returns is passed on: doit keeps it for other tasks (``getargs``).
+    """
 
     def run() -> Any:
         try:
             values = do()
         except Exit:
             raise
-        except (UsageError, Killed) as error:  # what only the verb can find: an unknown key, a port in use
+        except (UsageError, Killed) as error:  # both have exit codes of their own, and a failed task would end with 1
             leave(error)
         except PacelineError as error:
-            refuse(error, str(error))
+            answer_with_error(error, str(error))
             return TaskFailed(_summary(error) if error.shown else str(error))
-        except (Exception, SystemExit) as error:  # doit would print a traceback, or report success: sys.exit(0)
+        # of an exception doit would print a traceback, and sys.exit(0) would count as success
+        except (Exception, SystemExit) as error:
             if unexpected.is_of_output(error):
                 leave(error)
             message = unexpected.error_message(error)
-            refuse(error, message)
+            answer_with_error(error, message)
             return TaskError(message)
         return values if isinstance(values, dict) else None
 
@@ -155,7 +164,8 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _summary(error: PacelineError) -> str:
+    """Return the first line and the hint of an error that was printed as a whole already."""
     line = error.what.partition("\n")[0]
-    short = line if len(line) <= _MOST_SUMMARY else f"{line[:_MOST_SUMMARY].rstrip()}…"
+    short = line if len(line) <= _MAX_SUMMARY else f"{line[:_MAX_SUMMARY].rstrip()}…"
     hint = f"\n  try: {error.hint}" if error.hint else ""
     return f"{short}{'' if short == error.what else ' (the whole error is above)'}{hint}"

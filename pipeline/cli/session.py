@@ -1,4 +1,7 @@
-"""What the verbs of one command share: its configuration, composed once, its data and its run."""
+"""The session: what the function of each verb is called with, namely one command's configuration, data and run.
+
+All of it is found on first use and kept, because up-to-date checks and verbs of one command ask for the same.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from pipeline.execution.run import Run, initial_weights_of, prepare
 from pipeline.runs.folder import RunFolder
 from pipeline.tracking.destinations import refuse_missing
 
-if TYPE_CHECKING:  # of Hydra, steps and sweeps nothing is imported before it is needed
+if TYPE_CHECKING:  # Hydra, steps and sweeps are slow to import, and few commands need them
     from omegaconf import DictConfig
 
     from pipeline.data.trees import Tree
@@ -58,31 +61,32 @@ class Session:
             config = trials[0].config
         else:
             with waiting(note, "composing the configuration"):
-                config = self._built()
+                config = self._build_config()
         remember_in(ROOT, config.runs_dir)
         unexpected.keep_in(config.runs_dir)
         return config
 
     def refuse_wrong_words(self) -> None:
-        """Refuse wrong overrides, and initial weights that nothing provides. Raises UsageError."""
+        """Raise UsageError for wrong overrides, and for initial weights (``init.weights``) that don't exist."""
         _ = self.config
         if not self.sweeps:
             _ = self.initial_weights
 
     @property
     def initial_weights(self) -> InitialWeights | None:
-        """The initial weights; None: fresh ones. Raises UsageError if nothing provides them."""
+        """The initial weights that the configuration names; None: random ones. Raises UsageError: they don't exist."""
         if not self.config.train.init.setting:
             return None
         return initial_weights_of(self.config, ROOT)
 
-    def _built(self) -> RunConfig:
+    def _build_config(self) -> RunConfig:
+        """Compose the configuration of one run, or take that of the run that ``run=KEY`` names; check it as a whole."""
         resolved, words = self._resolved(), self.invocation.overrides
-        names_none = self.invocation.verb == "attach" and not self.invocation.names_run
-        if names_none or self._is_of_named_run:
-            from pipeline.cli import named_run  # not before: attempts and their plans, where run=KEY stands for a run
+        attaches_to_any = self.invocation.verb == "attach" and not self.invocation.names_run
+        if attaches_to_any or self._takes_stored_config:
+            from pipeline.cli import named_run  # imports the launch, which only a named run needs
 
-            if names_none:
+            if attaches_to_any:
                 self.invocation = named_run.of_the_run_under_way(self.invocation, resolved, ROOT)
             resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
@@ -96,30 +100,30 @@ class Session:
                 must_exist=verb is None or verb.overrides != "filter",
                 steps=_step_source,
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:  # of a damaged config.json
-            if not self._is_of_named_run:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # config.json of a named run is damaged
+            if not self._takes_stored_config:
                 raise
             raise named_run.damaged(self.invocation.options["run"], error, self.invocation.verb) from error
         if self.invocation.verb == "train":
             step_source.refuse_unused_steps(resolved, config.step)
         masking.remember(config.secrets)
-        if config.tracking.uri is not None:  # a wrong address is refused before anything starts
-            tracking.absolute_uri(config.tracking.uri, ROOT)
+        if config.tracking.uri is not None:
+            tracking.absolute_uri(config.tracking.uri, ROOT)  # for its check: it refuses a wrong address
         if self.invocation.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
             refuse_missing(config.tracking)
         return config
 
     @property
-    def _is_of_named_run(self) -> bool:
-        """Whether ``run=KEY`` stands for the words of that run, for a verb that needs its whole configuration."""
+    def _takes_stored_config(self) -> bool:
+        """Whether the configuration comes from the run that ``run=KEY`` names; other verbs need only its folder."""
         return self.invocation.verb in ("why", "attach") and "run" in self.invocation.options
 
     def _resolved(self) -> dict[str, Any]:
-        """Compose with Hydra; of words that were composed before, read the memo."""
+        """Return the composed configuration as plain containers; from the memo if these words were composed before."""
         memo = ComposeMemo(ROOT, self._composed_words)
         if self._composed is None and (remembered := memo.recall()) is not None:
             return remembered
-        from pipeline.config import compose  # not before: Hydra, half a second, which the memo spares
+        from pipeline.config import compose  # imports Hydra, half a second, which the memo saves
 
         if self._composed is not None:
             return compose.resolve(self._composed)
@@ -131,7 +135,7 @@ class Session:
 
     @property
     def _composed_words(self) -> tuple[str, ...]:
-        """The overrides to compose; `doit reproduce` gives those about the cluster to the training that it starts."""
+        """The overrides to compose. Those of `doit reproduce` about the cluster are for the training that it starts."""
         if self.invocation.verb != "reproduce":
             return self.invocation.overrides
         return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith("cluster."))
@@ -148,44 +152,44 @@ class Session:
 
     @property
     def searches(self) -> bool:
-        """Whether a search chooses the trials."""
+        """Whether a search (``search=tpe``) chooses the trials, and not a grid of values."""
         words = [word for word in self.invocation.overrides if word.startswith("search=")]
         return self.sweeps and bool(words) and words[-1] != "search=none"
 
     @cached_property
     def search_plan(self) -> SearchPlan:
-        """The search of the overrides; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.sweep.search_plan import plan  # not before: Hydra, for sweeps alone
+        """The search that the overrides describe. Raises UsageError."""
+        from pipeline.sweep.search_plan import plan  # imports Hydra, which only sweeps need here
 
         return plan(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def space(self) -> Space:
-        """The trials of the overrides; ``forget_pack`` after a fetch. Raises UsageError."""
-        from pipeline.sweep.expand import expand  # not before: Hydra, for sweeps alone
+        """The trials that the overrides describe, each with its run. Raises UsageError."""
+        from pipeline.sweep.expand import expand  # imports Hydra, which only sweeps need here
 
         return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def pack(self) -> Pack | Tree | None:
-        """The data pack if it exists and is intact; ``forget_pack`` after a fetch."""
-        if self.config.step is not None and self.config.step.path is None:
+        """The data as nodes read them (a script's: its files as they are); None if they are missing or damaged."""
+        if self.config.step is not None and self.config.step.path is None:  # the step that makes them has not run
             return None
         if self.config.script is not None:
-            from pipeline.data import trees  # for scripts alone
+            from pipeline.data import trees  # imported for scripts alone
 
             return trees.tree(self.config.script.data, self.config.data_dir)
         return store.find(self.config.train.dataset, self.config.data_dir)
 
     @cached_property
     def steps(self) -> Graph:
-        """The steps of this configuration."""
-        from pipeline.steps import making  # not before: OmegaConf, for steps alone
+        """The user's steps in this configuration, with their order."""
+        from pipeline.steps import making  # imports OmegaConf, which only steps need here
 
         return making.graph_of(self._resolved(), ROOT)
 
     def forget_steps(self) -> None:
-        """Forget the steps after some were made, because they may be the source of the data."""
+        """Compose anew and look up the data anew after steps were made, because a step may make the data."""
         self.__dict__.pop("config", None)
         self.forget_pack()
 
@@ -196,11 +200,11 @@ class Session:
 
     @cached_property
     def run(self) -> Run | None:
-        """The run of this configuration, once its data is in place."""
+        """The run of this configuration; None until its data is here, because the data are part of its key."""
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
     def refuse_data(self) -> None:
-        """Refuse data that isn't here and that `doit fetch` would refuse. Raises DataError."""
+        """Raise DataError if data are missing that `doit fetch` could not fetch either."""
         if self.sweeps and not self.searches:
             missing = [trial.config for trial in self.space.trials if trial.run is None]
         else:
@@ -212,7 +216,7 @@ class Session:
     def folder(self) -> RunFolder:
         """Return the run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
         if (key := self.invocation.options.get("run")) is not None:
-            from pipeline.runs import index  # it lists runs, and most commands name none
+            from pipeline.runs import index  # most commands name no run
 
             return index.find(self.config.runs_dir, key)
         self.refuse_data()
@@ -239,7 +243,8 @@ def session() -> Session:
 
 
 def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
-    from pipeline.steps import making  # not before: OmegaConf, for steps alone
+    """Return the step that ``dataset.source=step:…`` (``text``) names."""
+    from pipeline.steps import making  # imports OmegaConf, which only steps need here
 
     return making.data_step(text, resolved, ROOT)
 

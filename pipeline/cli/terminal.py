@@ -1,4 +1,4 @@
-"""The terminal of a command that trains: progress on it (stderr), and ``--detach``, which needs none."""
+"""The terminal of a command that trains: its progress on stderr, and ``--detach``, which starts it without one."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _OF_A_TRIAL = re.compile(r"trial +\d+ \| ")
 
 
 def screen(picture: Callable[[], Picture], *, of_trials: bool = False) -> Screen:
-    """Return the screen for one command's progress on stderr; ``picture`` is called only if a view can be drawn.
+    """Return the screen for one command's progress on stderr.
 
-    With -v 0 it shows warnings and errors alone; so it does of single trials (``of_trials``), except with -v 2.
+    Args:
+        picture: makes the live view; called only if stderr is a terminal that can show one.
+        of_trials: the command is a sweep. Of the lines of its trials, without -v 2, only warnings and errors are shown.
     """
     level = verbosity()
 
@@ -43,17 +45,21 @@ def screen(picture: Callable[[], Picture], *, of_trials: bool = False) -> Screen
 
 
 def subscriber(
-    screen: Screen, hear: Callable[[Any], None], trial_line: Callable[[Any, float], str | None] = lambda *_: None
+    screen: Screen, on_view: Callable[[Any], None], trial_line: Callable[[Any, float], str | None] = lambda *_: None
 ) -> Callable[[Any], None]:
-    """Return a function that passes each event of an attempt or a sweep to the screen and to ``hear``.
+    """Return a function that shows each event of an attempt or a sweep.
 
-    With --json it also prints the event, with -v 2 torchrun's own lines. ``trial_line`` returns the line about the
-    start or end of a trial, which is printed where no table shows it.
+    With --json it also prints the event, with -v 2 also torchrun's own lines.
+
+    Args:
+        on_view: updates the state that the live view draws.
+        trial_line: maps an event and the time (``time.monotonic``) to the line about the start or end of a trial, or
+            None. The line is printed if no live view shows the trials as a table.
     """
     is_verbose = verbosity() == VERBOSE
 
     def on_event(event: Any) -> None:
-        hear(event)
+        on_view(event)
         screen.show_event(event)
         if wants_json():
             answer_event(event)
@@ -67,17 +73,17 @@ def subscriber(
 
 # ------------------------------------------------------------------------------------------------ --detach
 _LOGS = ".detached"  # folder below runs/
-_MOST_START_S = 120.0  # until a detached command works: imports, the check of hosts
-_LIFE_SIGN_S = 2.0  # a command without a lock that has lived so long works
+_MAX_START_S = 120.0  # after this time a detached command counts as started, also without its lock
+_LIFE_SIGN_S = 2.0  # a command without a lock counts as started if it is alive after this time
 _POLL_S = 0.1
 _DETACH = re.compile(r"(?:(?:train|sweep)\.)?detach(?:=.*)?")
-_MOST_SHOWN = 2_000  # characters of the output of a detached command that ended at once
+_MAX_OUTPUT = 2_000  # characters that are shown of the output of a detached command that ended at once
 
 
 def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
-    """Start the typed command, without ``--detach``, in its own session; its log is ``runs/.detached/NAME.log``.
+    """Start the typed command again, without ``--detach``, in a session of its own; log to runs/.detached/NAME.log.
 
-    Return once it works: it holds the ``lock``, or without one has lived two seconds.
+    Returns when that command holds ``lock``, the lock of its run or sweep; if there is none, after two seconds.
 
     Raises PacelineError: it can't be started, or failed at once.
     """
@@ -91,7 +97,7 @@ def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
         message = f"{log} can't be written: {os_reason(error)}"
         raise PacelineError(message, hint="the command without --detach") from error
     with waiting(note, "starting it without this terminal"):
-        deadline = time.monotonic() + (_LIFE_SIGN_S if lock is None else _MOST_START_S)
+        deadline = time.monotonic() + (_LIFE_SIGN_S if lock is None else _MAX_START_S)
         while child.poll() is None and time.monotonic() < deadline and not (lock is not None and locks.is_held(lock)):
             time.sleep(_POLL_S)
     if child.poll() is not None:
@@ -104,7 +110,7 @@ def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
 
 def report_early_end(exit_code: int, log: Path) -> None:
     """Print the output of a detached command that has ended. Raises PacelineError: it failed."""
-    output = log.read_text(encoding="utf-8", errors="replace").strip()[-_MOST_SHOWN:]
+    output = log.read_text(encoding="utf-8", errors="replace").strip()[-_MAX_OUTPUT:]
     if exit_code != 0:
         hint = f"less {shlex.quote(os.fspath(log))}"
         raise PacelineError(f"it ended at once, with {exit_code}:\n{output}", hint=hint)

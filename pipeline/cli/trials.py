@@ -1,4 +1,4 @@
-"""The results of a sweep's trials so far, from its folder and the run folders, as a table or as JSON."""
+"""The results of a sweep's trials, read from its folder and the run folders, for the verbs that show a sweep."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from pipeline.sweep.trial import Settled
 
 
 def with_sweep(current: Session) -> Session:
-    """Set a bare argument that names a sweep as ``sweep=``, and return the session. Raises UsageError: several do."""
+    """Move a bare argument that names a sweep to the option ``sweep=``, and return the session.
+
+    Raises UsageError: several sweeps are named.
+    """
     arguments, options = current.invocation.arguments, current.invocation.options
-    named = [word for word in arguments if names_sweep(current.config.runs_dir, word)]
-    if not named:
+    sweeps = [word for word in arguments if names_sweep(current.config.runs_dir, word)]
+    if not sweeps:
         return current
-    known = [*named, *([options["sweep"]] if "sweep" in options else [])]
-    if len(known) > 1:
-        raise UsageError(f"one sweep, not {' and '.join(known)}", hint=f"doit {current.invocation.verb} KEY …")
-    keys = tuple(word for word in arguments if word not in named)
-    current.invocation = current.invocation._replace(arguments=keys, options={**options, "sweep": named[0]})
+    all_sweeps = [*sweeps, *([options["sweep"]] if "sweep" in options else [])]
+    if len(all_sweeps) > 1:
+        raise UsageError(f"one sweep, not {' and '.join(all_sweeps)}", hint=f"doit {current.invocation.verb} KEY …")
+    keys = tuple(word for word in arguments if word not in sweeps)
+    current.invocation = current.invocation._replace(arguments=keys, options={**options, "sweep": sweeps[0]})
     return current
 
 
 def names_sweep(runs_dir: Path, word: str) -> bool:
-    """Whether a bare argument is the beginning of a sweep's name, and of no run's key."""
+    """Whether a bare argument is the beginning of a sweep's name, and not of a run's key."""
     return not index.names_run(runs_dir, word) and bool(folders.beginning_with(folders.all_sweeps(runs_dir), word))
 
 
@@ -52,16 +55,22 @@ def show(folder: SweepFolder) -> None:
 
 
 def results_of(folder: SweepFolder) -> list[TrialResult]:
-    """Return the results of its trials so far, including those not started."""
+    """Return the results of all trials of a sweep, including those that have not started."""
     runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries())
     results = []
     for trial in folder.read_begun().trials:
-        known, problem = entries.get(trial.key), ""
+        entry, problem = entries.get(trial.key), ""
         try:
             figures, remark = _figures_and_remark(RunFolder(runs_dir / trial.key))
-        except AlteredError as error:  # other trials keep their figures
+        except AlteredError as error:  # one damaged result must not hide the other trials
             figures, remark, problem = {}, "", f"{error.what}; the sweep's command makes it again"
-        state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
+        # the run folder counts more than the sweep's journal: another command may have finished the run since
+        if figures:
+            state = "FINISHED"
+        elif problem:
+            state = ALTERED
+        else:
+            state = "PLANNED" if entry is None else str(entry.state)
         results.append(
             TrialResult(
                 number=trial.number,
@@ -70,7 +79,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
                 chosen=trial.chosen,
                 overrides=trial.overrides,
                 values=figures,
-                detail=problem or remark or (known.detail if known is not None and not figures else ""),
+                detail=problem or remark or (entry.detail if entry is not None and not figures else ""),
             )
         )
     return results
@@ -94,7 +103,7 @@ def progress_line(folder: SweepFolder) -> str:
 
 
 def result_of(item: Settled) -> TrialResult:
-    """Return an ended trial as a report shows it. Raises AlteredError."""
+    """Return the result of a trial that this command has just ended. Raises AlteredError."""
     trial, state = item.trial, item.outcome.state
     folder = trial.run.folder if trial.run is not None and state is State.FINISHED else None
     figures, remark = _figures_and_remark(folder) if folder else ({}, "")
@@ -110,9 +119,11 @@ def result_of(item: Settled) -> TrialResult:
 
 
 def _figures_and_remark(folder: RunFolder) -> tuple[Mapping[str, float], str]:
-    """Return the numbers of result.json for a table, and ``accepted, not proven: as …`` or a metric that was no number.
+    """Return the metrics and speeds of a finished run, and a remark; ({}, "") while there is no result.
 
-    Returns nothing before it exists. Raises AlteredError.
+    The remark says that the result was accepted (``accepted, not proven: as …``), or that a metric is NaN or infinite.
+
+    Raises AlteredError: result.json was altered.
     """
     result, accepted = acceptance.result_or_accepted(folder)
     if result is None:

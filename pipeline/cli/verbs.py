@@ -1,4 +1,7 @@
-"""The verbs: purpose, options and examples of each. This table drives parsing (pipeline.cli.invocation) and help."""
+"""The table of verbs (``VERBS``): what each `doit VERB` is for, its options and examples, and its function.
+
+From it come the doit tasks (project.py), the parsing of the command line (invocation.py), `doit help` and docs/cli.md.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import is_count
 
 ON = ("1", "true", "yes")
-"""The values that switch an option on, in upper case too."""
+"""The values that switch an option on; upper case is accepted too."""
 
 
 class Option(NamedTuple):
     """An option of a verb, typed as a flag (``--watch``, ``--metric NAME``) or as ``watch=1``, ``metric=NAME``."""
 
-    # its form: 1 or 0 (a switch, and what its flag sets), N (from 1), lower-case words with | between them, or anything
+    # what its value looks like: "1" or "0" is a switch, which its flag sets to this value; "N" a whole number from 1;
+    # "step|epoch" one of these words; any other text, such as "NAME", is a placeholder for help, and nothing is checked
     value: str
     meaning: str
-    flag: str = ""  # the name of its flag in help, if it differs from the option's; both are understood
+    flag: str = ""  # the flag's name in help, if it isn't the option's name; both names are understood
     short: str = ""  # a flag of one letter
-    stands_for: str = ""  # an option of doit's own (-a), another verb (plan) or a field of the configuration
+    stands_for: str = ""  # what it is translated to: an option of doit (-a), another verb (plan) or an override's name
 
     @property
     def is_switch(self) -> bool:
@@ -29,7 +33,7 @@ class Option(NamedTuple):
         return self.value in ("1", "0")
 
     def flags(self, name: str) -> tuple[str, ...]:
-        """Return the names of the flag of the option ``name`` without dashes, the one in help first."""
+        """Return all names of its flag without dashes, that of help first; ``name`` is the option's."""
         dashed_name = name.replace(".", "-").replace("_", "-")
         if self.value == "0":
             return (f"no-{dashed_name}",)
@@ -45,7 +49,7 @@ class Option(NamedTuple):
         return self.typed(name) if self.is_switch else f"{self.typed(name)} {self.value}"
 
     def check(self, name: str, value: str) -> None:
-        """Raise UsageError if the value of the option ``name`` can't be printed or hasn't the option's form."""
+        """Raise UsageError if ``value``, typed for the option ``name``, has control characters or a wrong form."""
         if not value.isprintable():
             raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
         if self.is_switch and value.lower() not in (*ON, "0", "false", "no"):
@@ -72,14 +76,14 @@ class Verb(NamedTuple):
     examples: tuple[str, ...]  # without the leading `doit`
     details: str = ""  # further text of its help
     options: Mapping[str, Option] = MappingProxyType({})
-    # what Hydra's words are for: the run to "train", to "set" any fields, to "name" a run, to say in which "place" runs
-    # and records lie, to "filter" existing runs; '': it takes none
+    # what the verb uses overrides for: to describe the run to "train", to "set" any fields, to "name" a run, to say in
+    # which "place" runs and records are, to "filter" existing runs; "": it takes no overrides
     overrides: str = "train"
     sweeps: bool = False  # overrides may have several values
-    module: str = "train"  # of pipeline.cli.commands, with a function of the verb's name
-    is_done: str = ""  # a function of pipeline.cli.finished: there is nothing to do; '': there always is
+    module: str = "train"  # the module of pipeline.cli.commands that has a function of the verb's name
+    is_done: str = ""  # the function of pipeline.cli.finished that says whether it is up to date; "": it never is
     after: tuple[str, ...] = ()  # verbs whose tasks come first, unless run=KEY names an existing run
-    answers: bool = False  # only its output is shown, without doit's line about the task
+    answers: bool = False  # it only prints an answer; then doit's line about the task is left out
     arguments: str = ""  # its bare arguments in the usage line, if it takes any number of files, folders, keys or names
     outlives_closed_stdout: bool = False  # it continues when nobody reads its output any more (`| head`)
 
@@ -90,7 +94,7 @@ class Verb(NamedTuple):
 
     @property
     def shares_batch(self) -> bool:
-        """Whether the ranks must be able to share the global batch."""
+        """Whether it refuses a global batch that the ranks can't share evenly."""
         return self.overrides in ("train", "name")
 
     def usage(self, name: str) -> str:
@@ -391,7 +395,8 @@ _VERBS: Mapping[str, Verb] = {
 }
 # fmt: on
 
-_WITHOUT_JSON = ("torchrun", "ui", "mcp")  # what follows is a script's; they serve until they are stopped
+# what follows torchrun's script is the script's own; ui and mcp serve until they are stopped
+_WITHOUT_JSON = ("torchrun", "ui", "mcp")
 VERBS: Mapping[str, Verb] = {
     name: verb if name in _WITHOUT_JSON else verb._replace(options={**verb.options, "json": JSON})
     for name, verb in _VERBS.items()

@@ -1,4 +1,7 @@
-"""Answers to wrong words: options that neither a verb nor doit has, words that are no command, overrides without =."""
+"""Error messages about wrong words on the command line, each with what to type instead.
+
+The loader calls ``check`` if there are flags that no verb has, and ``advice`` for a word that is no task.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,11 @@ _COMMANDS_MEANT = {
 
 
 def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
-    """Return what to type instead of ``word`` of ``argv``, as a sentence; None if nothing is known."""
+    """Return a sentence on what to type instead of ``word``, which is one of ``argv``; None without an idea."""
     position = next((number for number, typed in enumerate(argv) if typed == word), 0)
     before = argv[position - 1] if position else ""
     following = argv[position + 1] if position + 1 < len(argv) else ""
+    # cluster.hosts=[a, b] without quotes reaches us as two words
     if before.count("[") > before.count("]") or before.count("{") > before.count("}"):
         return f"a shell splits words at blanks: {shlex.quote(before + word)}"
     if line := _without_blanks_around_equals(argv, position):
@@ -63,17 +67,21 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
         return text
     if VERBS[verb].overrides and (choices := _choices(word)):
         return f"a choice is written with its group: {_instead(argv, position, 1, ' or '.join(choices))}"
+    # trainer.epochs 3: the following word may be the value
     value = "" if "=" in following or following in VERBS else following
     override = _with_equals(word, value, verb)
     if override is None:
         return _another_verb(word)
-    # NAME:VALUE has its value already
+    # trainer.epochs:3 and a script don't take the following word as their value
     takes_following = bool(value) and not word.endswith(".py") and ":" not in word.rstrip(":")
     return f"a field is set by =: {_instead(argv, position, 2 if takes_following else 1, override)}"
 
 
 def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
-    """Return the command line with ``word``, which is quoted for a shell, instead of ``count`` words."""
+    """Return the command line with ``word`` in place of ``count`` words from ``position`` on.
+
+    All is quoted for a shell; ``word`` is already.
+    """
     return " ".join(filter(None, [shlex.join(["doit", *argv[:position]]), word, shlex.join(argv[position + count :])]))
 
 
@@ -84,9 +92,9 @@ def _another_verb(word: str) -> str | None:
 
 
 def _without_blanks_around_equals(argv: Sequence[str], position: int) -> str | None:
-    """Return the line without blanks around =; None if there are none.
+    """Return the command line with ``optimizer.lr=0.1`` in place of ``optimizer.lr = 0.1``, ``lr= 0.1`` or ``lr =0.1``.
 
-    ``optimizer.lr=0.1`` for ``optimizer.lr = 0.1``, ``optimizer.lr= 0.1`` and ``optimizer.lr =0.1``.
+    Returns None if the words around ``position`` have no such blanks.
     """
     before, following = argv[position - 1] if position else "", argv[position + 1 : position + 3]
     if before.endswith("=") and len(before) > 1:
@@ -98,7 +106,7 @@ def _without_blanks_around_equals(argv: Sequence[str], position: int) -> str | N
 
 
 def _script(word: str, words: Sequence[str]) -> str | None:
-    """Return how a script is started for ``train.py --lr 0.1`` and ``python train.py --lr 0.1``, if it is one."""
+    """Return how to start the script of ``train.py --lr 0.1`` or ``python train.py --lr 0.1``; None if it is none."""
     line = words[1:] if word in _PYTHON else words
     if not line or not line[0].endswith(".py"):
         return None
@@ -107,9 +115,9 @@ def _script(word: str, words: Sequence[str]) -> str | None:
 
 
 def _about_key(word: str, verb: str) -> str | None:
-    """Return the advice for the key of a run if the verb takes none, and for a word that is no key if it takes one."""
+    """Return advice on a run's key behind a verb that takes none, or on another word behind one that takes a key."""
     if "run" in VERBS[verb].options:
-        return None if nearest(word, VERBS, 0.7) else NO_RUN
+        return None if nearest(word, VERBS, 0.7) else NO_RUN  # a misspelt verb gets other advice
     if re.fullmatch(r"[0-9a-f]{6,32}|last", word) is None:
         return None
     return (
@@ -119,7 +127,7 @@ def _about_key(word: str, verb: str) -> str | None:
 
 
 def _choices(word: str) -> list[str]:
-    """Return ``experiment=quickstart`` for ``quickstart``, and for the path of its file."""
+    """Return the group choices of that name: ``experiment=quickstart`` for ``quickstart`` or the path of its file."""
     file = re.fullmatch(r"(?:conf/)?(?:(\w+)/)?([\w-]+)\.ya?ml", word)
     folder, name = file.groups() if file else (None, word)
     return [f"{group.name}={name}" for group in groups() if name in group.options and folder in (None, group.name)]
@@ -134,7 +142,7 @@ _HYDRA_SHORT = {
     "-c": ("job", "hydra", "all"),
     "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
-"""Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
+"""Hydra's short flags for --cfg and --info, with their values; with other values, -c is doit's own option."""
 _HYDRA_CONFIG_OPTIONS = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 
 
@@ -143,13 +151,13 @@ DoitOptions = Sequence[Mapping[str, object]]
 
 
 def check(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
-    """Pass a training with Hydra's options on to Hydra's command line; refuse options that doit doesn't know.
+    """Raise UsageError for unknown flags; with Hydra's flags, restart `doit train` as Hydra's command line.
 
-    ``loader_options`` are those of doit's loader, which stand before a verb like doit's own. Raises UsageError.
+    ``loader_options`` are the options of doit's loader, which are typed before the verb.
     """
     for word in argv:
         name = word.partition("=")[0]
-        if name in (*_HYDRA_CONFIG_OPTIONS, *_HYDRA_CONFIG_OPTIONS.values()):  # doit would take -cd for its -c and -d
+        if name in (*_HYDRA_CONFIG_OPTIONS, *_HYDRA_CONFIG_OPTIONS.values()):  # doit would read -cd as its -c and -d
             raise UsageError(
                 f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
                 hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
@@ -164,7 +172,7 @@ def check(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptio
 
 
 def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -> None:
-    """Become Hydra's command line, if it is a training without options of its own. Raises UsageError: it isn't."""
+    """Replace this process by Hydra's command line. Raises UsageError: it isn't `doit train`, or has options of it."""
     if invocation.verb == "train" and not invocation.options:
         process.replace([sys.executable, "-m", "pipeline", *(typed for typed in argv if typed != "train")])
     overrides = shlex.join(invocation.overrides)
@@ -177,15 +185,17 @@ def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -
 
 
 def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
-    known = {*_HYDRA_OPTIONS, *HELP_WORDS}
+    """Refuse flags such as ``--optimizer.lr 0.1``, by which overrides are set in other tools."""
+    known_flags = {*_HYDRA_OPTIONS, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
-        known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
+        known_flags |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
     values_by_flag = dict[str, str]()
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        if not flag.startswith("--") or any(option.startswith(flag) for option in known):  # doit takes shortened ones
+        if not flag.startswith("--") or any(known.startswith(flag) for known in known_flags):  # doit accepts prefixes
             continue
-        if not equals and following and not (following in VERBS or following.startswith("-") or "=" in following):
+        may_be_value = following and not (following in VERBS or following.startswith("-") or "=" in following)
+        if not equals and may_be_value:
             value = following
         values_by_flag[flag] = value
     if values_by_flag:
@@ -193,7 +203,7 @@ def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader
 
 
 def _refuse_unknown_options(argv: Sequence[str], verb: str | None, loader_options: DoitOptions) -> None:
-    """Refuse an unknown option; doit would print the list of its option objects."""
+    """Refuse options that doit's command doesn't know, with one line; doit would print all its option objects."""
     _, words = without_verbosity([word for word in argv if not is_override(word)])
     command = next((word for word in words if word in COMMANDS), "run")
     options = (*getattr(COMMANDS[command], "base_options", ()), *loader_options, *COMMANDS[command].cmd_options)
@@ -203,7 +213,7 @@ def _refuse_unknown_options(argv: Sequence[str], verb: str | None, loader_option
         message = str(error).removeprefix("Error parsing Command: ").partition(" (parsing options")[0]
         raise UsageError(f"doit {command}: {' '.join(message.split())}", hint=f"doit help {command}") from error
     if verb is None and command == "run" and unparsed and not unparsed[0].startswith("-"):
-        return  # behind a task of one's own stand its own options
+        return  # the words behind a task of the user's dodo.py are that task's options
     for word in unparsed:
         if word.startswith("-"):
             right_order = f"doit {word} {verb or command}"
@@ -212,7 +222,7 @@ def _refuse_unknown_options(argv: Sequence[str], verb: str | None, loader_option
 
 
 def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invocation: Invocation) -> UsageError:
-    """Return the error about flags that a verb doesn't have. A flag without a value has ''."""
+    """Return the error about flags that a verb doesn't have: flag → its value, or '' without one."""
     assert invocation.verb is not None
     verb, first = invocation.verb, next(iter(values_by_flag))
     flags_of_verb = [option.typed(name) for name, option in VERBS[verb].options.items()]
@@ -231,10 +241,10 @@ def refused_flags(argv: Sequence[str], values_by_flag: Mapping[str, str], invoca
 
 
 def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invocation: Invocation) -> str:
-    """Return the whole command line with overrides in place of the refused flags; help if one is like no field."""
+    """Return the command line with overrides in place of refused flags; if a flag resembles no field, `doit help`."""
     verb, words = invocation.verb or "", [*invocation.overrides]
     script = next((position for position, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
-    if script is not None and verb == "train":
+    if script is not None and verb == "train":  # doit train train.py --lr 0.1: the flags are the script's
         return f"doit torchrun {shlex.join([*words, *argv[script:]])}"
     names_script = any(word.startswith(tuple(f"{field}=" for field in SCRIPT_FIELDS)) for word in words)
     options = [f"{name}={value}" for name, value in invocation.options.items()]
@@ -250,21 +260,22 @@ def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invo
 
 
 def _with_equals(word: str, following: str, verb: str) -> str | None:
-    """Return the override that was meant, or None if no field is similar. ``following`` is the next bare word, or ''.
+    """Return the override that was meant by a word without ``=``, or None if no field is similar.
 
-    ``trainer.epochs=3`` for ``trainer.epochs 3`` or ``trainer.epochs:3``, ``program.script=train.py`` for the path.
+    ``trainer.epochs=3`` for ``trainer.epochs 3`` and ``trainer.epochs:3``, ``program.script=train.py`` for a script's
+    path. ``following`` is the next bare word, or ''.
     """
     if word.endswith(".py") and VERBS[verb].overrides:
         return f"program.script={shlex.quote(word)}"
     name, _, value = word.partition(":")
     value = value or following
     if not re.fullmatch(r"\w[\w.]*", name) or not (value or "." in name):
-        return None  # a command with a slip, as a rule
+        return None  # more likely a misspelt command than a field
     return _similar(name, value, verb)
 
 
 def _similar(name: str, value: str, verb: str) -> str | None:
-    """Return the verb's option of that name, or the similar override; None if nothing is similar."""
+    """Return the verb's option or the override that resembles ``name``, with ``value``; None if nothing does."""
     options = VERBS[verb].options
     if name in options:
         return f"{name}={value or 1}"
@@ -276,13 +287,14 @@ def _similar(name: str, value: str, verb: str) -> str | None:
         return None
     if file := re.fullmatch(rf"(?:conf/)?{ALIASES.get(name, name)}/([\w-]+)\.ya?ml", value):
         value = file[1]
-    from pipeline.config import compose  # Hydra, for these answers alone
+    from pipeline.config import compose  # imports Hydra, which is needed for these messages alone
 
+    # composing tells whether there is such a field, and which one is similar
     override = f"{name}={value or 'VALUE'}"
     try:
         compose.compose_config([override])
     except UnknownKeyError as error:
         return error.meant
-    except UsageError:  # the name is right, and so the value is wrong or missing
+    except UsageError:  # the name is right; only the value is wrong or missing
         return override
     return override

@@ -14,10 +14,10 @@ from pipeline.cli.output import (
     COMMAND_VARIABLE,
     answer,
     answer_event,
+    answer_with_error,
     begin_answer,
     coloured,
     finish_answer,
-    refuse,
     say,
 )
 from pipeline.cli.verbs import VERBS
@@ -72,7 +72,7 @@ def test_a_verb_without_data_answers_with_its_lines(capsys: pytest.CaptureFixtur
 def test_an_error_has_a_code_a_message_and_a_hint(
     capsys: pytest.CaptureFixture[str], error: Exception, known: tuple[str, str, str | None]
 ) -> None:
-    refuse(error, "what a person is shown")
+    answer_with_error(error, "what a person is shown")
     value, _ = read(capsys)
     assert (value["ok"], value["data"]) == (False, None)
     assert value["error"] == dict(zip(("code", "message", "hint"), known, strict=True))
@@ -94,7 +94,7 @@ def test_without_the_word_nothing_is_answered(
     monkeypatch.setattr(sys, "argv", ["doit", "train"])
     begin_answer()
     finish_answer()
-    refuse(UsageError("x"), "x")
+    answer_with_error(UsageError("x"), "x")
     assert capsys.readouterr().out == ""
 
 
@@ -119,6 +119,6 @@ def test_a_hint_names_the_command_as_it_was_typed(
 ) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "paceline")
     error = UsageError("doit logs takes one key", hint="doit runs")
-    refuse(error, str(error))
+    answer_with_error(error, str(error))
     said = read(capsys)[0]["error"]
     assert (said["message"], said["hint"]) == ("paceline logs takes one key", "paceline runs")

@@ -169,7 +169,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
         journal.append(folder.journal, journal.Entry(state=State.KILLED, attempt=2, time=2e9))
         return True
 
-    monkeypatch.setattr(cleaning, "agreed", meanwhile)
+    monkeypatch.setattr(cleaning, "is_confirmed", meanwhile)
     assert clean().splitlines()[-2:] == [
         f"{folder.key} stays: it has changed since it was shown",
         "removed 0 runs, 0 B",

@@ -161,7 +161,7 @@ def test_a_line_of_a_script_has_its_first_metrics_and_no_accuracy_alone(tmp_path
 def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
     runs_dir: Path, listed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_MOST_MEASURED", 2)
+    monkeypatch.setattr(runs, "_MAX_MEASURED", 2)
     for words, shown in (((), False), (("wide=1",), False), (("wide=1", "seed=0"), True), (("sort=size",), True)):
         assert (" kB" in listed(runs_dir, *words)) == shown
 

@@ -39,7 +39,7 @@ def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: 
         *("conf/experiment/example.yaml", "conf/model/my_net.yaml", "dodo.py", "pyproject.toml", "tests/test_nets.py"),
     ]
     assert len((project / "dodo.py").read_text().splitlines()) == 2
-    assert not any(new_project.NAME_THERE in (project / name).read_text() for name in names)
+    assert not any(new_project.NAME_IN_TEMPLATE in (project / name).read_text() for name in names)
     assert {"/runs/", "/data/", "/mlflow.db*"} < {*(project / ".gitignore").read_text().split()}
 
 
@@ -209,7 +209,7 @@ def test_a_restarted_command_learns_where_it_was_typed_from_a_variable_of_paceli
 ) -> None:
     monkeypatch.setenv("PACELINE_STARTED_IN", str(project / "data"))  # such variables are kept from scripts and keys
     monkeypatch.chdir(project.parent)
-    invocation.leave_for(project)
+    invocation.change_folder(project)
     assert (Path.cwd(), invocation.typed_in()) == (project, project / "data")
 
 

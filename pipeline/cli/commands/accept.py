@@ -1,4 +1,7 @@
-"""`doit accept`: a finished run holds for another key until a repetition proves or refutes that."""
+"""`doit accept`: let the result of a finished run (the base) count for another key, until a repetition tests that.
+
+`doit reproduce` then calls ``settle_acceptance``, which marks the run as proven or withdraws the acceptance.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,15 @@ from pipeline.runs.lock import locked
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.client import Recorder
 
-_NEEDS_WORD = ("config", "data", "topology")  # parts of a key that decide the weights as a rule: the run must be named
+# where these parts of the key differ, the weights usually do too: accept then wants the finished run to be named
+_MUST_BE_NAMED = ("config", "data", "topology")
 
 
 def accept(current: Session) -> None:
-    """Accept a finished run. Raises UsageError, PacelineError: nothing to accept, or the run must be named."""
+    """Accept a finished run for the run of the overrides, or with --undo withdraw that.
+
+    Raises UsageError, PacelineError: there is nothing to accept, or the finished run must be named.
+    """
     current.refuse_data()
     run = current.run
     if run is None:
@@ -56,10 +63,11 @@ def _accept(current: Session, run: Run) -> RunFolder:
         accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
         raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
     base, key, differing = _base(current, run, reason)
-    origin, patch = collect_provenance(run, sys.argv, time.time(), note)
+    provenance, patch = collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
+    # the run gets a folder as if it were about to train, so that doit reproduce can repeat it later
     launch_folder.prepare(run.folder, launch_folder.inputs_of(run))
-    origin.write(run.folder.path, patch)
+    provenance.write(run.folder.path, patch)
     acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:
@@ -79,43 +87,50 @@ def _undo(run: Run) -> RunFolder:
 
 
 def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
-    """Return the finished run to accept, its key, and the differences. Raises PacelineError, UsageError."""
-    runs_dir, named = current.config.runs_dir, current.invocation.options.get("run")
-    if named is not None:
-        base = index.find(runs_dir, named)
-        chain = acceptance.read(base)
-        if chain is not None and not base.result.exists():
-            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept {chain.run} with the same words")
+    """Return the finished run to accept, its key, and the differences of ``run`` from it.
+
+    Raises PacelineError, UsageError: no run fits, or it is doubtful which one is meant.
+    """
+    runs_dir, typed_key = current.config.runs_dir, current.invocation.options.get("run")
+    if typed_key is not None:
+        base = index.find(runs_dir, typed_key)
+        other = acceptance.read(base)
+        if other is not None and not base.result.exists():  # it has no result of its own
+            raise UsageError(f"run={typed_key} is itself {other}", hint=f"doit accept {other.run} with the same words")
     else:
-        parts = {key: known for key, known in index.finished_parts(runs_dir).items() if key != run.key.short}
-        same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
+        others = {key: parts for key, parts in index.finished_parts(runs_dir).items() if key != run.key.short}
+        # parts of keys that another version of Paceline took can't be compared
+        same_version = {key: parts for key, parts in others.items() if parts.get("version") == run.key.parts["version"]}
         nearest = content_key.nearest(same_version, run.key.parts)
         if nearest is None:
             raise PacelineError(f"{run.key.short}: {reason}, and no finished run is there to accept")
         base = RunFolder(runs_dir / nearest[0])
-        _refuse_choice(same_version, run, nearest)
+        _refuse_doubtful(same_version, run, nearest)
     key, result = base.read_key(), base.read_result()
     if key is None or result is None:
         raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
     if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
         raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
-    if (broken := base.stale_because(key.digest)) is not None:
-        raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
+    if (stale := base.stale_because(key.digest)) is not None:
+        raise PacelineError(f"run {base.key} can hold for no other: {stale}", hint="doit train with its words")
     return base, key, content_key.differences(key.parts, run.key.parts)
 
 
-def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
-    """Refuse to guess. Raises UsageError: several runs are equally near, or more than code differs."""
+def _refuse_doubtful(parts: dict[str, dict[str, object]], run: Run, nearest: tuple[str, list[Difference]]) -> None:
+    """Raise UsageError if several runs are equally near, or more than code and environment differs.
+
+    ``parts``: key → parts of the key of each candidate; ``nearest``: the chosen one and its differences.
+    """
     key, differing = nearest
-    near = [name for name in parts if len(content_key.differences(parts[name], run.key.parts)) == len(differing)]
+    equally_near = [k for k in parts if len(content_key.differences(parts[k], run.key.parts)) == len(differing)]
     lines = "\n".join(f"  {item}" for item in differing)
-    if len(near) > 1:
-        names = ", ".join(sorted(near))
+    if len(equally_near) > 1:
+        keys, count = ", ".join(sorted(equally_near)), len(equally_near)
         raise UsageError(
-            f"{len(near)} finished runs are as near, each with {counted(len(differing), 'difference')}: {names}",
+            f"{count} finished runs are as near, each with {counted(len(differing), 'difference')}: {keys}",
             hint=f"the same command with a key, for example doit accept {key} …, which differs in:\n{lines}",
         )
-    if any(item.part in _NEEDS_WORD for item in differing):
+    if any(item.part in _MUST_BE_NAMED for item in differing):
         raise UsageError(
             f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
             hint=f"the same command with that key, doit accept {key} …, if that is meant",
@@ -123,7 +138,10 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, nearest: tuple
 
 
 def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repeated_key: str) -> str:
-    """Mark an accepted run as proven, or withdraw the acceptance. Return a line. Raises PacelineError."""
+    """Mark an accepted run as proven if its repetition came out ``equal``, or else withdraw the acceptance.
+
+    Returns a line for the user; '' if the run wasn't accepted. Raises PacelineError: the repetition had another key.
+    """
     accepted = acceptance.read(folder)
     if accepted is None:
         return ""
@@ -131,7 +149,7 @@ def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repea
         raise PacelineError(
             f"{folder.key} can't be proven here: made again, its key is {repeated_key}; it stays {accepted}"
         )
-    here = _of_this_clone(current, folder, accepted)
+    here = _folder_here(current, folder, accepted)
     if equal:
         accepted = replace(accepted, proven=True)
     if here is not None:
@@ -147,22 +165,28 @@ def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repea
     )
 
 
-def _of_this_clone(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
-    """Return the run folder here that a proof of an unpacked run applies to, if its weights are equal."""
-    if not (folder.path / acceptance.BASE_RESULT_FILE).exists():
+def _folder_here(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
+    """Return the run folder of this project to which the proof of ``folder`` applies.
+
+    That is ``folder`` itself, unless it was unpacked from an archive: then the folder of the same key, if the same run
+    was accepted for it with equal weights, else None.
+    """
+    if not (folder.path / acceptance.BASE_RESULT_FILE).exists():  # only an archive has this file
         return folder
     here = RunFolder(current.config.runs_dir / folder.key)
     try:
-        (mine, known), (theirs, _) = acceptance.result_or_accepted(here), acceptance.result_or_accepted(folder)
+        result_here, accepted_here = acceptance.result_or_accepted(here)
+        result_there, _ = acceptance.result_or_accepted(folder)
     except AlteredError:
         return None
-    if mine is None or theirs is None or known is None or known.run_digest != accepted.run_digest:
+    if result_here is None or result_there is None or accepted_here is None:
         return None
-    return here if mine.fields.get("weights_sha256") == theirs.fields.get("weights_sha256") else None
+    has_same_weights = result_here.fields.get("weights_sha256") == result_there.fields.get("weights_sha256")
+    return here if has_same_weights and accepted_here.run_digest == accepted.run_digest else None
 
 
 def _record(current: Session, base: RunFolder) -> None:
-    """Record the acceptance in the trackers; without a server, doit record does it later."""
+    """Record the acceptance with the base run in the trackers; if a server doesn't answer, `doit record` can later."""
     if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if not recorder.replay():

@@ -1,4 +1,7 @@
-"""`doit clean`: list the runs that may be removed and the space they take, ask, and remove them."""
+"""`doit clean`: list the runs that may be removed and the space they take, ask the user, and remove them.
+
+With --hosts it does the same for what ended attempts have left on hosts, with --steps for outputs of the user's steps.
+"""
 
 from __future__ import annotations
 
@@ -75,22 +78,23 @@ def rules_of(invocation: Invocation) -> Rules:
 
 
 def superseded(rows: Sequence[RunRow], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return key → key of the newest finished run of the same configuration, data and ranks, for each older run.
+    """Return for each superseded run: key → key of the newest finished run of the same configuration, data and ranks.
 
-    ``parts``: key → content of key.json.
+    ``rows``: all runs, oldest first; ``parts``: key → content of key.json.
     """
     subjects = {
         key: repr([content.get(part) for part in _DECISIVE_PARTS])
         for key, content in parts.items()
         if content.get("config")
     }
+    # of several finished runs of one subject the last one stays in this dict, which is the newest
     newest = {subjects[row.key]: row for row in rows if row.state == State.FINISHED and row.key in subjects}
     pairs = [(row, newest[subjects[row.key]]) for row in rows if subjects.get(row.key) in newest]
     return {row.key: last.key for row, last in pairs if row.unix_time < last.unix_time}
 
 
 def why_chosen(row: RunRow, rules: Rules, *, newer: str | None, now: float) -> str:
-    """Return why the rules choose the run, in a few words; '' if they don't. ``newer`` supersedes it."""
+    """Return why the rules choose the run, in a few words; '' if they don't. ``newer``: the run that supersedes it."""
     by_newer = f"superseded by {newer}" if newer else ""
     if rules.is_default:
         return "finished" if rules.checkpoints else "failed" if row.state == State.FAILED else by_newer
@@ -100,7 +104,7 @@ def why_chosen(row: RunRow, rules: Rules, *, newer: str | None, now: float) -> s
     if rules.older_than_days is not None:
         days = (now - row.unix_time) / _DAY_S
         reasons.append(f"{days:,.0f} days old" if days > rules.older_than_days else "")
-    return ", ".join(reasons) if all(reasons) else ""
+    return ", ".join(reasons) if all(reasons) else ""  # '' among the reasons: that rule doesn't choose the run
 
 
 def needed(runs_dir: Path) -> dict[str, str]:
@@ -119,7 +123,10 @@ def needed(runs_dir: Path) -> dict[str, str]:
 
 
 def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, result_stays: bool) -> str:
-    """Return why the run must stay; '' if it may be removed. ``result_stays``: only checkpoints are removed."""
+    """Return why the run must stay; '' if it may be removed.
+
+    ``needs``: what ``needed`` returns; ``result_stays``: only checkpoints are removed.
+    """
     if folder.path.is_symlink():
         return "a symbolic link stands in its place"
     if row.state == index.NEWER:
@@ -134,6 +141,7 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
         return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
+    # a tracker that got a part of the run must have all of it before the only complete copy goes; None is MLflow
     was_sent = (folder.path / run_folder.TRACKING).exists()
     in_mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
     records = {name: load(folder.path, name) for name in [*([None] if in_mlflow else []), *trackers_of(folder.path)]}
@@ -146,12 +154,12 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
     return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
 
 
-_MOST_KEYS = 3  # in a line that says of several runs why they stay
+_MAX_KEYS = 3  # in a line that says why several runs stay
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A chosen run: ``why``, the ``bytes`` that its removal frees, and why it ``stays``, or ''."""
+    """A run that the rules choose: ``why``, the ``bytes`` that its removal frees, and why it ``stays``, or ''."""
 
     folder: RunFolder
     row: RunRow
@@ -161,7 +169,7 @@ class Item:
 
 
 def clean(current: Session) -> None:
-    """Remove runs. Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
+    """Remove what the options choose. Raises UsageError: a word chooses no runs; PacelineError: a removal failed."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
     other_subjects = (("hosts", clean_hosts, "what lies on hosts"), ("steps", clean_steps, "the outputs of steps"))
     for name, remove, subject in other_subjects:
@@ -177,58 +185,62 @@ def clean(current: Session) -> None:
             say(f"removed {path.name}, which a killed command has left")
         reports.doing("counting the files of the runs")
         items = _chosen(current, runs_dir, rules)
-    going = [item for item in items if not item.stays]
-    if going:
-        head = ("run", "state", "when", "what", "frees", "why")
-        rows = [(item.row, file_size(item.bytes), item.why) for item in going]
-        say(aligned([head, *((row.key, row.state, day(row.unix_time), row.what, *rest) for row, *rest in rows)]))
+    removable = [item for item in items if not item.stays]
+    if removable:
+        table = [("run", "state", "when", "what", "frees", "why")]
+        for item in removable:
+            row = item.row
+            table.append((row.key, row.state, day(row.unix_time), row.what, file_size(item.bytes), item.why))
+        say(aligned(table))
     for why in dict.fromkeys(item.stays for item in items if item.stays):
         keys = [item.row.key for item in items if item.stays == why]
-        say(f"{first_of(keys, _MOST_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}")
-    if not going:
+        say(f"{first_of(keys, _MAX_KEYS)} {'stays' if len(keys) == 1 else 'stay'}: {why}")
+    if not removable:
         say(f"nothing to remove under {relative(runs_dir)}")
-    elif agreed(current, _amount(going, rules)):
-        _remove(going, runs_dir, rules)
+    elif is_confirmed(current, _amount(removable, rules)):
+        _remove(removable, runs_dir, rules)
 
 
-def agreed(current: Session, amount: str) -> bool:
-    """Ask the user for the removal, unless ``--yes`` was typed; without a terminal, say how to agree in the command."""
+def is_confirmed(current: Session, amount: str) -> bool:
+    """Ask the user to confirm the removal, unless --yes was typed; without a terminal, say that --yes is needed."""
     if current.invocation.is_on("yes"):
         return True
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], '--yes'])}")
         return False
     print(f"remove {amount}? [y/N] ", end="", flush=True)
-    is_agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
-    if not is_agreed:
+    is_yes = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not is_yes:
         say("nothing was removed")
-    return is_agreed
+    return is_yes
 
 
-# ------------------------------------------------------------------------------------------- what is looked up
+# ------------------------------------------------------------------------------------------- the choice of runs
 def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
+    """Return the runs that the rules and the overrides choose, those that must stay included."""
     rows = index.rows(runs_dir)
     parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
     newer = superseded(rows, parts)
+    # a damaged run supersedes nothing
     intact = {key for key in set(newer.values()) if _is_intact(RunFolder(runs_dir / key))}
-    chosen = filter_of(current.invocation.overrides, current.config.resolved)
+    run_filter = filter_of(current.invocation.overrides, current.config.resolved)
     rows = in_state(rows, rules.state)
-    if any(chosen):
-        matching = chosen.configs(runs_dir, rows, in_part=False)
+    if any(run_filter):
+        matching = run_filter.configs(runs_dir, rows, in_part=False)
         rows = [row for row in rows if row.key in matching]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     needs, now = needed(runs_dir), time.time()
     items = []
     for row in rows:
-        by, folder = newer.get(row.key), RunFolder(runs_dir / row.key)
-        why = why_chosen(row, rules, newer=by if by in intact else None, now=now)
-        places = lock.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-        size = sum(disk_usage(path).bytes for path in places) if why else 0
+        newer_key, folder = newer.get(row.key), RunFolder(runs_dir / row.key)
+        why = why_chosen(row, rules, newer=newer_key if newer_key in intact else None, now=now)
+        paths = lock.checkpoint_files(folder) if rules.checkpoints else [folder.path]
+        size = sum(disk_usage(path).bytes for path in paths) if why else 0
         if not why or (rules.checkpoints and not size):
             continue
-        held = locks.is_held(folder.lock)
-        stays = IN_USE if held else objection(folder, row, needs, result_stays=rules.checkpoints)
+        is_in_use = locks.is_held(folder.lock)
+        stays = IN_USE if is_in_use else objection(folder, row, needs, result_stays=rules.checkpoints)
         items.append(Item(folder=folder, row=row, why=why, bytes=size, stays=stays))
     return items
 
@@ -241,30 +253,31 @@ def _is_intact(folder: RunFolder) -> bool:
     return key is not None and folder.stale_because(key.digest) is None
 
 
-# ------------------------------------------------------------------------------------------- what removes
+# ------------------------------------------------------------------------------------------- the removal
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
-    needs = needed(runs_dir)  # one may have begun since they were shown
-    gone: list[Item] = []
+    """Remove the runs or their checkpoints, each after a second check under its lock."""
+    needs = needed(runs_dir)  # anew: while the user was asked, a run may have begun that needs one of these
+    removed: list[Item] = []
     with WaitReports(note) as reports:
         for item in items:
-            reports.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
+            reports.doing(f"removing {item.row.key}; {len(removed)} of {len(items)} are gone")
             try:
-                still_fits = partial(_objection, item, needs, rules)
-                why = lock.remove(item.folder, still_fits, checkpoints_alone=rules.checkpoints)
+                objection_now = partial(_objection, item, needs, rules)
+                why = lock.remove(item.folder, objection_now, checkpoints_alone=rules.checkpoints)
             except OSError as error:
                 raise PacelineError(
-                    f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(gone, rules)}",
+                    f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(removed, rules)}",
                     hint="make that possible, then the same command",
                 ) from error
             if why:
                 say(f"{item.row.key} stays: {why}")
             else:
-                gone.append(item)
-    say(f"removed {_amount(gone, rules)}")
+                removed.append(item)
+    say(f"removed {_amount(removed, rules)}")
 
 
 def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> str:
-    """Check again behind the run's lock, because another command may have worked on it since."""
+    """Return why the run must stay, now that its lock is held: another command may have worked on it since; or ''."""
     if not item.folder.path.is_dir():
         return "another command has removed it"
     if index.row(item.folder) != item.row:
@@ -281,31 +294,31 @@ def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = current.steps
     remove_leftovers([step_folders.steps_dir(graph.runs_dir)])
-    going, staying = steps.unneeded(graph, current.config.data_dir)
+    removable, staying = steps.unneeded(graph, current.config.data_dir)  # both: path → why
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
-    if not going:
+    if not removable:
         say(f"nothing to remove under {relative(step_folders.steps_dir(graph.runs_dir))}")
         return
-    sizes = [disk_usage(path).bytes for path in going]
-    rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
+    sizes = [disk_usage(path).bytes for path in removable]
+    rows = [(path.name, file_size(size), why) for (path, why), size in zip(removable.items(), sizes, strict=True)]
     say(aligned([("step", "frees", "why"), *rows]))
-    outputs = sum(path.is_dir() for path in going)
+    outputs = sum(path.is_dir() for path in removable)  # folders are outputs, files are logs
     parts = [f"the outputs of {counted(outputs, 'step')}"] if outputs else []
-    parts += [counted(len(going) - outputs, "log")] if outputs < len(going) else []
+    parts += [counted(len(removable) - outputs, "log")] if outputs < len(removable) else []
     amount = f"{' and '.join(parts)}, {file_size(sum(sizes))}"
-    if not agreed(current, amount):
+    if not is_confirmed(current, amount):
         return
-    for path in going:
+    for path in removable:
         try:
-            gone = steps.remove(path)
+            is_removed = steps.remove(path)
         except OSError as error:
             raise PacelineError(f"{path.name} can't be removed: {os_reason(error)}") from error
-        say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")
+        say(f"removed {path.name}" if is_removed else f"{path.name} stays: a command is making it")
 
 
 def clean_hosts(current: Session) -> None:
-    """Remove what ended attempts have left on hosts. Raises UsageError: they share their folders; HostError."""
+    """Remove what ended attempts have left on hosts. Raises UsageError: they work in the run folder; HostError."""
     config = current.config
     if launchers.capabilities(config.cluster).shares_run_dir:
         raise UsageError(
@@ -314,22 +327,22 @@ def clean_hosts(current: Session) -> None:
     with closing(launchers.create(config.cluster)) as launcher:
         with waiting(note, "asking the hosts"):
             facts = launcher.probe(None)
-        reasons = [
-            (fact.host, left, starts.why_kept(left, config.runs_dir)) for fact in facts for left in fact.left_folders
-        ]
-        going = [(host, left) for host, left, why in reasons if not why]
-        for host, left, why in reasons:
-            if why:
-                say(f"{host}: {left.name} stays: {why}")
-        if not going:
+        removable = []
+        for fact in facts:
+            for leftover in fact.left_folders:
+                if why := starts.why_kept(leftover, config.runs_dir):
+                    say(f"{fact.host}: {leftover.name} stays: {why}")
+                else:
+                    removable.append((fact.host, leftover))
+        if not removable:
             say(f"nothing to remove on {', '.join(fact.host for fact in facts)}")
             return
         rows = [("host", "attempt", "unused for", "frees")]
-        rows += [(host, left.name, starts.idle_words(left.idle_s), file_size(left.bytes)) for host, left in going]
+        rows += [(host, item.name, starts.idle_words(item.idle_s), file_size(item.bytes)) for host, item in removable]
         say(aligned(rows))
-        size_bytes = sum(left.bytes for _, left in going)
-        amount = f"what was left of {counted(len(going), 'attempt')}, {file_size(size_bytes)}"
-        if agreed(current, amount):
+        size_bytes = sum(leftover.bytes for _, leftover in removable)
+        amount = f"what was left of {counted(len(removable), 'attempt')}, {file_size(size_bytes)}"
+        if is_confirmed(current, amount):
             with waiting(note, "removing it"):
                 lines = starts.clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:

@@ -1,4 +1,7 @@
-"""`doit compare`, `doit diff`, `doit plot`, `doit report`: how runs differ, and compared with the spread over seeds."""
+"""`doit compare`, `plot` and `report`: choose runs, and print or write how they differ beyond the spread over seeds.
+
+The package ``pipeline.comparing`` computes the figures and draws the curves.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,16 @@ from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder
 
 
-def chosen_runs(current: Session, named: Sequence[str]) -> list[ComparedRun]:
-    """Return the runs to compare: those named by their keys, then those of the sweep, then matches of the other words.
+def chosen_runs(current: Session, keys: Sequence[str]) -> list[ComparedRun]:
+    """Return the runs to compare: those with the ``keys`` and those of ``sweep=``, filtered by the overrides.
+
+    Without keys and a sweep, the overrides filter all runs.
 
     Raises UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """
     runs_dir, sweep = current.config.runs_dir, current.invocation.options.get("sweep")
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(f"{RUNS_DIR}=")]
-    folders = [index.find(runs_dir, key) for key in named]
+    folders = [index.find(runs_dir, key) for key in keys]
     folders += sweep_with_runs(runs_dir, sweep)[1] if sweep is not None else []
     if words:
         rows = [index.row(folder) for folder in folders] or index.rows(runs_dir)
@@ -62,7 +67,10 @@ def chosen_runs(current: Session, named: Sequence[str]) -> list[ComparedRun]:
 
 
 def sweep_with_runs(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
-    """Return the sweep whose name begins so (None: the newest), and its trials with run folders. Raises UsageError."""
+    """Return the sweep whose name begins with ``name`` (None: the newest), and the run folders of its trials.
+
+    Raises UsageError: there is no such sweep.
+    """
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]
@@ -73,12 +81,12 @@ def compare(current: Session) -> None:
     current = trials.with_sweep(current)
     options = current.invocation.options
     groups = as_configurations(chosen_runs(current, current.invocation.arguments), current.invocation.arguments)
-    wanted = [name for name in options.get("metric", "").split(",") if name]
-    known = metrics_of(groups)
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, known)}")
-    differences = compared(groups, wanted)
+    requested = [name for name in options.get("metric", "").split(",") if name]
+    existing = metrics_of(groups)
+    for name in requested:
+        if name not in existing:
+            raise UsageError(f"metric={name}: none of these runs has it; {suggestion(name, existing)}")
+    differences = compared(groups, requested)
     if wants_json():
         answer(tables.as_json(differences))
     elif current.invocation.is_on("markdown"):
@@ -87,29 +95,29 @@ def compare(current: Session) -> None:
         say(tables.text(differences, shutil.get_terminal_size().columns))
 
 
-def as_configurations(runs: Sequence[ComparedRun], named: Sequence[str]) -> list[Group]:
-    """Group the runs that differ only in their seed: in the ``named`` order, else the best first."""
-    return grouped(runs) if named else reports.best_first(grouped(runs))[0]
+def as_configurations(runs: Sequence[ComparedRun], keys: Sequence[str]) -> list[Group]:
+    """Group the runs that differ only in their seed: in the order of the typed ``keys``; without keys, best first."""
+    return grouped(runs) if keys else reports.best_first(grouped(runs))[0]
 
 
-_METRIC = "val/accuracy"
+_DEFAULT_METRIC = "val/accuracy"
 _HEIGHT = 22  # lines
-_MOST = 8  # curves whose colours differ visibly
+_MAX_CURVES = 8  # more colours can't be told apart
 
 
 def plot(current: Session) -> None:
     """Plot curves. Raises UsageError: no run matches, none has such a curve, or an unknown kind of file."""
     current = trials.with_sweep(current)
-    options, named = current.invocation.options, current.invocation.arguments
+    options, keys = current.invocation.options, current.invocation.arguments
     axis = options.get("x", "step")
     log, target = current.invocation.is_on("log"), _output_file(current)
     form = target.suffix.lower().removeprefix(".") if target is not None else ""
     if target is not None and form not in FORMATS:
         raise UsageError(f"file={options['file']} must end in {', '.join(f'.{one}' for one in FORMATS)}")
-    metric, bands, more = metric_and_bands(chosen_runs(current, named), options.get("metric"), axis, named_runs=named)
+    metric, bands, more = metric_and_bands(chosen_runs(current, keys), options.get("metric"), axis, keys=keys)
     bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
-        from pipeline.comparing.drawing import curve_file  # not before: matplotlib, for a file alone
+        from pipeline.comparing.drawing import curve_file  # imports matplotlib, which only a file needs
 
         _write(target, curve_file(bands, metric=metric, axis=axis, form=form, log=log))
         say(relative(target))
@@ -123,27 +131,29 @@ def plot(current: Session) -> None:
 
 
 def metric_and_bands(
-    runs: Sequence[ComparedRun], named: str | None, axis: str, *, named_runs: Sequence[str] = ()
+    runs: Sequence[ComparedRun], typed_metric: str | None, axis: str, *, keys: Sequence[str] = ()
 ) -> tuple[str, list[Band], int]:
-    """Return the metric, the first configurations that have its curve, and how many more there are.
+    """Return the metric to plot, a band for each of the first configurations, and how many more there are.
 
-    Configurations are in the order of ``named_runs``, else the best is first. Raises UsageError: none has such a curve.
+    A band is a configuration's curve with its spread over seeds. Configurations are in the order of the typed ``keys``;
+    without keys the best is first. Raises UsageError: none has such a curve.
     """
-    rows = curves.of_runs(runs)
-    known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
-    of_scripts = [] if _METRIC in known else curves.names(rows.values())  # metrics have names of their own
-    metric = named or next(iter(of_scripts), _METRIC)
+    rows = curves.of_runs(runs)  # key → rows of metrics.jsonl
+    existing = sorted({name for rows_of_run in rows.values() for row in rows_of_run for name in row.metrics})
+    # scripts log metrics of any name: the first one is the default
+    of_scripts = [] if _DEFAULT_METRIC in existing else curves.names(rows.values())
+    metric = typed_metric or next(iter(of_scripts), _DEFAULT_METRIC)
     for run in runs:
         if run.state == ALTERED:
             note(f"left out: {run.key} is {run.reservation}")
-    bands = [curves.band(group, rows, metric, axis) for group in as_configurations(runs, named_runs)]
+    bands = [curves.band(group, rows, metric, axis) for group in as_configurations(runs, keys)]
     drawable = [band for band in bands if band.points]
-    if not known:
+    if not existing:
         raise UsageError("none of these runs has logged a metric", hint="doit status KEY")
     if not drawable:
-        which = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
-        raise UsageError(f"metric={metric}: none of these runs has such a curve{which}")
-    return metric, drawable[:_MOST], max(0, len(drawable) - _MOST)
+        why = f", over x={axis}" if metric in existing else f"; {suggestion(metric, existing)}"
+        raise UsageError(f"metric={metric}: none of these runs has such a curve{why}")
+    return metric, drawable[:_MAX_CURVES], max(0, len(drawable) - _MAX_CURVES)
 
 
 _FOLDER = "reports"  # below the folder of runs
@@ -151,12 +161,13 @@ _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
 def report(current: Session) -> None:
-    """Write a report; of a sweep (the newest, if nothing is named) with its table. Raises UsageError, PacelineError."""
+    """Write a report of the named runs, or of a sweep (default: the newest) with its table. Raises PacelineError."""
     current = trials.with_sweep(current)
     options = current.invocation.options
     form, as_json = options.get("format", "html"), wants_json()
     words = [word for word in current.invocation.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
     if is_of_sweep := not words and not current.invocation.arguments:
+        # show prints the table of the trials; with --json that is the whole answer
         if as_json or "format" not in options:
             trials.show(folders.find(current.config.runs_dir, options.get("sweep")))
         if as_json:
@@ -167,7 +178,7 @@ def report(current: Session) -> None:
         return
     form = "json" if as_json else form
     if form == "html":
-        from pipeline.comparing import drawing  # not before: matplotlib takes 0.6 s, and other forms do without
+        from pipeline.comparing import drawing  # imports matplotlib (0.6 s), which only the page needs
 
         text = masking.shown(drawing.html(page))
     else:
@@ -176,8 +187,8 @@ def report(current: Session) -> None:
     if form != "html" and "file" not in options:
         say(text)
         return
-    file = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
-    target = _output_file(current) or current.config.runs_dir / _FOLDER / file
+    file_name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
+    target = _output_file(current) or current.config.runs_dir / _FOLDER / file_name
     _write(target, text)
     if form == "html" and not is_of_sweep:
         figures = tables.by_configuration(page.comparison, page.columns)
@@ -186,16 +197,17 @@ def report(current: Session) -> None:
 
 
 def _sweep_report(current: Session) -> tuple[str, Report]:
-    """Return a file's name and the report of a sweep. Raises UsageError: none, or no trial was started."""
+    """Return a name for the file, and the report of a sweep. Raises UsageError: none of its trials was started."""
     sweep, folders = sweep_with_runs(current.config.runs_dir, current.invocation.options.get("sweep"))
     record, runs = sweep.read_begun(), [read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report --json")
+    # trials that were started and have no run folder: it was deleted, or they failed before it was made
     present, absent = {run.key for run in runs}, []
     for trial in trials.results_of(sweep):
         if trial.key not in present and trial.state != State.PLANNED:
-            gone = "its run folder isn't here any more" if trial.state == State.FINISHED else hide(trial.detail)
-            why = gone or "it has no run folder"
+            is_deleted = trial.state == State.FINISHED
+            why = "its run folder isn't here any more" if is_deleted else hide(trial.detail) or "it has no run folder"
             absent.append(Absent(key=trial.key, what=" ".join(trial.chosen), state=trial.state, why=why))
     missing = record.total - len(runs) - len(absent)
     page = _page(
@@ -207,13 +219,14 @@ def _sweep_report(current: Session) -> tuple[str, Report]:
 
 
 def _runs_report(current: Session) -> tuple[str, Report]:
-    """Return a file's name (equal for equal runs) and the report of the named runs. Raises UsageError."""
+    """Return a name for the file, which is the same for the same runs, and the report of the named runs."""
     runs, runs_dir = chosen_runs(current, current.invocation.arguments), current.config.runs_dir
     if len(runs) > 1:
         command = command_line("report", [*current.invocation.arguments, *current.invocation.overrides])
         name = f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
         return name, _page(runs, subject=f"{len(runs)} runs", command=command, why=[])
     (run,) = runs
+    # the report of a single run says how it differs from the finished run that is most like it
     others = {key: parts for key, parts in index.finished_parts(runs_dir).items() if key != run.key}
     why = of_nearest(index.nearest(runs_dir, others, run.parts))
     return run.key, _page(runs, subject=f"Run {run.key}", command=run.command, why=why)
@@ -226,7 +239,7 @@ def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
 
 # ----------------------------------------------------------------------------------------------- files
 def _output_file(current: Session) -> Path | None:
-    """Return the path in ``file=``, relative to the command's folder. Raises UsageError: it can't be written."""
+    """Return the path of ``file=``, relative to where the command was typed. Raises UsageError: it can't be written."""
     option = current.invocation.options.get("file")
     if option is None:
         return None

@@ -1,4 +1,4 @@
-"""`doit preflight`, `benchmark` and `profile`: start measurements, and print them."""
+"""`doit preflight`, `benchmark` and `profile`: check or measure the hosts and the training, and print the figures."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def preflight(current: Session) -> None:
     as_json, measures, is_deep = wants_json(), current.invocation.is_on("measure"), current.invocation.is_on("deep")
     cluster = current.config.cluster.with_spares
     refuse_without_lab(cluster, ROOT)
-    hear: Callable[[str], None] = (lambda _: None) if as_json else note
-    unreached: HostError | None = None
+    on_progress: Callable[[str], None] = (lambda _: None) if as_json else note
+    host_error: HostError | None = None  # of hosts that can't be reached; the JSON answer names them as a failed check
     try:
-        report = _examined(current, cluster, deep=is_deep, say=hear)
+        report = _examined(current, cluster, deep=is_deep, say=on_progress)
     except HostError as error:
         if not as_json:
             raise
-        labels, unreached = [host.label for host in cluster.hosts], error
+        labels, host_error = [host.label for host in cluster.hosts], error
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
-    if measures and report.is_ok and not unreached:
-        report = _measured(current, report, say=hear)
+    if measures and report.is_ok and not host_error:
+        report = _measured(current, report, say=on_progress)
     if as_json:
         try:
-            if unreached:
-                raise unreached
+            if host_error:
+                raise host_error
             report.raise_if_failed()
         except PacelineError as error:
             answer(checks.as_json(report), error=error)
-            raise PacelineError("") from error  # the answer holds its text
+            raise PacelineError("") from error  # for the exit code; the answer contains the message
         answer(checks.as_json(report))
         return
-    if not report.facts:
-        for check in report.checks:  # what a scheduler says about the hosts that it would allocate
+    if not report.facts:  # a scheduler allocates hosts only for a job; its checks are about its answers
+        for check in report.checks:
             say(check.seen)
         say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
         return
@@ -69,6 +69,7 @@ def preflight(current: Session) -> None:
 
 
 def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
+    """Measure the speed of the hosts, print it, and return the report with the checks of these figures."""
     config = current.config
     folder, speeds = diagnostics.measure_hosts(
         config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
@@ -81,7 +82,7 @@ def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -
 
 def refuse_unfit_hosts(current: Session) -> None:
     """Examine the hosts before a training with ``preflight.deep=1``. Raises PacelineError: a check failed."""
-    report = _examined(current, current.config.cluster, deep=True, say=note)  # spares are examined once they are needed
+    report = _examined(current, current.config.cluster, deep=True, say=note)  # spares are examined when they are needed
     note(f"{checks.summary(report.all_checks)}\n")
     report.raise_if_failed()
 
@@ -130,11 +131,8 @@ def profile(current: Session) -> None:
     folder = diagnostics.new_folder(config.runs_dir, "profile")
     hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
     diagnostics.run(
-        {
-            **config.resolved,
-            "init": {},
-            "profile": current.invocation.numbers("steps"),
-        },  # what only measures needs no weights
+        # a measurement needs no initial weights
+        {**config.resolved, "init": {}, "profile": current.invocation.numbers("steps")},
         run_folder.PROFILE,
         cluster=replace(config.cluster, hosts=hosts),
         folder=folder,
@@ -148,6 +146,7 @@ def profile(current: Session) -> None:
 
 
 def _pack(current: Session) -> PackSource:
+    """Return the data pack to measure with. Raises UsageError: the configuration trains with a script."""
     pack = current.pack
     if current.config.script is not None:
         raise UsageError(f"doit {current.invocation.verb} measures Paceline's own trainer, not program=script")

@@ -23,11 +23,11 @@ from pipeline.runs.folder import check_parts
 from pipeline.runs.result import AlteredError
 from trainers.contract.records import as_json
 
-_MOST_FILES = 5  # of changed data
+_MAX_FILES = 5  # names of changed data files that are shown
 
 
 def plan(current: Session) -> None:
-    """Print what would run: the trials, their steps and the commands of each host."""
+    """Print what would run: the trials, the tasks of each (fetch, train, …) and the command of each host."""
     formats = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     chosen_format = current.invocation.options.get("format", "text")
     current.refuse_data()
@@ -53,10 +53,11 @@ def why(current: Session) -> None:
         return
     current.refuse_data()
     run = current.run
-    tasks = dry_run.steps(current.config, current.pack, run, root=ROOT)  # refuses a folder of a newer Paceline
+    tasks = dry_run.steps(current.config, current.pack, run, root=ROOT)  # also refuses a newer Paceline's run folder
     reason = run.reason if run is not None else current.why_no_key
     accepted = run.accepted if run is not None and not reason else None
     nearest, differences, damage, hardware = None, list[Difference](), None, None
+    # a run that isn't finished is compared with the nearest finished one; a finished one is checked for damage
     if run is not None and reason:
         parts = _parts_of_finished_runs(current)
         nearest, differences = index.nearest(current.config.runs_dir, parts, run.key.parts) or (None, [])
@@ -93,8 +94,9 @@ def why(current: Session) -> None:
         _say_nearest(nearest, differences, data_files)
     for task in tasks:
         say(f"{task.name:<9} {'done' if task.done else 'to do':<6} {task.why}", folds=True)
-    named = "run" in current.invocation.options
-    if reason and not named and not current.invocation.overrides and index.rows(current.config.runs_dir):
+    # a bare `doit why` is often meant for the last run
+    names_nothing = "run" not in current.invocation.options and not current.invocation.overrides
+    if reason and names_nothing and index.rows(current.config.runs_dir):
         say("without overrides this is the default configuration; doit why last explains the newest run")
 
 
@@ -107,25 +109,26 @@ def _say_nearest(nearest: str | None, differences: Sequence[Difference], data_fi
     for item in differences:
         say(f"  {item}", folds=True)
         if item.part == "data" and data_files:
-            say(f"    {first_of(data_files, _MOST_FILES)}", folds=True)
+            say(f"    {first_of(data_files, _MAX_FILES)}", folds=True)
 
 
 def _parts_of_finished_runs(current: Session) -> dict[str, dict[str, Any]]:
-    """Return key → key parts of the finished runs to compare with; only of the one that ``run=`` names, if any."""
+    """Return key → parts of the key, of all finished runs or of the one that ``run=KEY`` names, if that is finished."""
     parts = index.finished_parts(current.config.runs_dir)
     key = current.folder().key if "run" in current.invocation.options else ""
     return {key: parts[key]} if key in parts else parts
 
 
 def _changed_data(current: Session, differing: Sequence[Difference]) -> list[str]:
-    old, pack = next((item.old for item in differing if item.part == "data"), None), current.pack
-    if not isinstance(old, str) or not isinstance(pack, Tree):
+    """Return the files in which the data of a script (a ``Tree``) differ from those of the nearest finished run."""
+    old_digest, tree = next((item.old for item in differing if item.part == "data"), None), current.pack
+    if not isinstance(old_digest, str) or not isinstance(tree, Tree):
         return []
-    return changed_files(pack, old, current.config.data_dir)
+    return changed_files(tree, old_digest, current.config.data_dir)
 
 
 def _damage(run: Run) -> AlteredError | None:
-    """Return the error if files of a finished run were altered in a way that needs no new training."""
+    """Return the error about altered files of a run that still counts as finished; None if it is intact."""
     try:
         check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
     except AlteredError as altered:

@@ -1,4 +1,4 @@
-"""`doit sync` prepares hosts, `lab` simulates some, `stop` ends a run, `queue` says who computes on them."""
+"""`doit sync`, `stop`, `lab`, `queue`: prepare hosts, end a run on them, simulate some, list who computes on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sync(current: Session) -> None:
     """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
     sends_data = current.invocation.is_on("data") or "data" not in current.invocation.options
     with Interruptible() as signals, closing(hosts.remote_launcher(current.config.cluster.with_spares)) as launcher:
-        signals.left = "; hosts that have everything keep it, and the same command continues"
+        signals.left = "; hosts that have everything keep it, and the same command continues"  # the message of Ctrl-C
         lock_file = launcher.lock_file
         if not (sends_data or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
@@ -48,7 +48,7 @@ def sync(current: Session) -> None:
 
 
 def _pack(current: Session) -> PackSource | None:
-    """Return the data pack, fetched first if it isn't here; None: the script names no data."""
+    """Return the data pack after fetching it if it isn't here; None if the script names no data."""
     if current.pack is None:
         train.fetch(current)
     if current.pack is None or current.pack.path is None:
@@ -59,8 +59,8 @@ def _pack(current: Session) -> PackSource | None:
 
 
 def stop(current: Session) -> None:
-    """End a run on all of its hosts: the one named by its key, else by its words, else the only one under way."""
-    by_key = current.invocation.options.get("run", LAST) != LAST  # the last one may be over, and another under way
+    """End a run on all of its hosts: the one that a key or the words name, else the only one in progress."""
+    by_key = current.invocation.options.get("run", LAST) != LAST  # for "last" too: the newest run may have ended
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
     folder = current.folder() if by_key or by_words else index.only_under_way(runs_dir, "stop")
@@ -70,9 +70,9 @@ def stop(current: Session) -> None:
     cluster = current.config.cluster if by_words else named_run.cluster(folder, current.invocation, ROOT, usable_gpus())
     entries = journal.read(folder.journal)
     with waiting(note, "ending what runs there"):
-        ask_to_stop(folder)
+        ask_to_stop(folder)  # the command that trains it must not start another attempt
         hosts = ", ".join(stop_run(cluster, folder.path, folder.key))
-    if record_stopped(folder):
+    if record_stopped(folder):  # no command trains it, so this one has written KILLED to the journal
         start = restarts.next_start_in(folder.path, checkpoints.settings_of(folder.path))
         say(f"{folder.key} is stopped on {hosts}; no command was attached; typed again, it starts {start}")
     elif entries and entries[-1].state in UNDER_WAY:
@@ -125,31 +125,28 @@ def queue(current: Session) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """A run on a host, ``what`` in words, on ``resources`` (gpu:0, cpu) since a unix time by that host's clock."""
+    """A run that computes on a host."""
 
     host: str
     user: str
-    what: str
-    resources: Sequence[str]
-    since: float
+    what: str  # the run in words
+    resources: Sequence[str]  # such as gpu:0, cpu
+    since: float  # unix time by that host's clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostQueue:
-    """Who computes on the hosts, and who waits: the JSON answer.
-
-    ``processes`` has a line about each process of no run, on GPUs that a run of these words would take.
-    """
+    """Who computes on the hosts, and who waits: the JSON answer."""
 
     hosts: Sequence[str]
     computing: Sequence[Computing]
-    processes: Sequence[str]
+    processes: Sequence[str]  # a line about each process on a GPU that a run with these words would use, but of no run
     waiting: Sequence[HostWait]
 
 
 def queue_of(cluster: Cluster, facts: Sequence[HostFacts], waits: Sequence[HostWait]) -> HostQueue:
-    """Return what the hosts have answered, and who waits."""
-    others = preflight.occupied(cluster, facts, "")  # no attempt is this command's own: all runs are others'
+    """Return who computes by the hosts' answers (``facts``), and who waits."""
+    others = preflight.occupied(cluster, facts, "")  # "": no attempt of this command, so all runs there are others'
     return HostQueue(
         hosts=[fact.host for fact in facts],
         computing=[

@@ -92,9 +92,9 @@ async def triage(key: str = LAST) -> dict[str, Any]:
 async def _answer(
     verb: str, overrides: Sequence[str] = (), *, keys: Sequence[str] = (), **options: str | None
 ) -> dict[str, Any]:
-    """Return the answer of `doit VERB KEY … OVERRIDE … OPTION=VALUE …`; of words that it can't take, the error."""
+    """Return the answer of `doit VERB KEY … OVERRIDE … OPTION=VALUE …`, or the error about a wrong word."""
     try:
-        for word in overrides:  # a word that doit would take for an option or for another command is refused
+        for word in overrides:  # an agent must not be able to type an option or another command
             if not is_override(word):
                 raise UsageError(f"{word!r} is no override; overrides look like optimizer.lr=0.1")
         for word in keys:
@@ -128,7 +128,7 @@ async def _run(argv: Sequence[str]) -> dict[str, Any]:
         async for chunk in child.stdout:
             stdout += chunk
         await child.wait()
-    except BaseException:
+    except BaseException:  # the client has cancelled the call
         with anyio.CancelScope(shield=True):
             child.send_signal(signal.SIGINT)
             await child.wait()

@@ -1,4 +1,4 @@
-"""`doit evaluate`, `predict`, `record`, `ui`: a run's report, network and MLflow record."""
+"""`doit evaluate`, `record`, `ui` and `predict`: a finished run's report, its MLflow record, its network on images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainers.contract import run_folder
 from trainers.contract.run_folder import MANIFEST
 
 _PREDICTOR = HOME / "trainers" / "predicting.py"
-_TOP = 3
+_TOP = 3  # classes that are shown of each image by default
 _LAST_PORT = 65535
 _TIMEOUT_S = 3600.0
 
@@ -56,8 +56,9 @@ def evaluate(current: Session) -> None:
 def record(current: Session) -> None:
     """Send to the trackers what they lack of a run."""
     folder = with_results(current.folder())
-    folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # what was altered is no record
+    folder.read_summary(), folder.read_result(), folder.refuse_altered_config()  # each refuses altered files
     config = current.config
+    # `doit record` is typed to record, so MLflow is used even if the configuration switches all trackers off
     has_no_destination = not tracking.destinations(vars(config.tracking), ROOT)
     recorder = Recorder(folder.path, config, ROOT, enabled=True if has_no_destination else None)
     with waiting(note, f"recording in {recorder.titles()}"):
@@ -76,7 +77,7 @@ def record(current: Session) -> None:
 
 
 def with_results(folder: RunFolder) -> RunFolder:
-    """Return the folder itself, or of an accepted run that of the finished run which was accepted in its place."""
+    """Return the folder that has the results: for an accepted run, that of the finished run that counts for it."""
     _, accepted = acceptance.result_or_accepted(folder)
     if accepted is None:
         return folder
@@ -99,7 +100,7 @@ def ui(current: Session) -> None:
 
 
 def finished_classifier(folder: RunFolder) -> Result:
-    """Return a run's result. Raises UsageError: unfinished, or no classifier; PacelineError: it was altered."""
+    """Return a finished run's result. Raises UsageError: not finished, or no classifier; PacelineError: altered."""
     if not folder.program.is_ours:
         raise UsageError(
             f"run {folder.key} is that of a script, whose network nobody here knows: doit predict takes the runs of "
@@ -143,11 +144,10 @@ def predict(current: Session) -> None:
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
     images = _classified(folder, network, paths, current.invocation.numbers("top").get("top", _TOP))
-    broken, error = [image for image in images if image.error], None
-    if broken:
-        error = PacelineError(
-            f"{broken[0].path} can't be read: {broken[0].error}; {len(broken)} of {len(images)} images"
-        )
+    unreadable, error = [image for image in images if image.error], None
+    if unreadable:
+        first, count = unreadable[0], f"{len(unreadable)} of {len(images)} images"
+        error = PacelineError(f"{first.path} can't be read: {first.error}; {count}")
     if wants_json():
         answer({"key": folder.key, "images": [image.as_json() for image in images]}, error=error)
     say(aligned([image.as_row(invocation.typed_in()) for image in images]))
@@ -161,15 +161,15 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     """Return the run (``run=``, the first bare word, or the newest) and the image files."""
     typed = current.invocation
     words, runs_dir = [*typed.arguments], current.config.runs_dir
-    named = typed.options.get("run")
-    if named is None and words and not _image(words[0]).is_file():
-        named = words.pop(0)
+    key = typed.options.get("run")
+    if key is None and words and not _image(words[0]).is_file():
+        key = words.pop(0)
     if not words:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
-    folder, images = with_results(index.find(runs_dir, named or LAST)), [_image(word) for word in words]
-    if not any(image.is_file() for image in images):  # before the network is exported
+    folder, images = with_results(index.find(runs_dir, key or LAST)), [_image(word) for word in words]
+    if not any(image.is_file() for image in images):  # checked now, because the export of the network takes long
         if images[0].is_dir():
-            hint = f"doit predict {named or LAST} {shlex.quote(words[0].rstrip('/'))}/*"
+            hint = f"doit predict {key or LAST} {shlex.quote(words[0].rstrip('/'))}/*"
             raise UsageError(f"{words[0]} is a folder; doit predict takes image files", hint=hint)
         raise UsageError(f"{words[0]}: there is no such image in {invocation.typed_in()}")
     return folder, images
@@ -180,6 +180,7 @@ def _image(word: str) -> Path:
 
 
 def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:
+    """Classify images with an exported network, in a process of its own that imports torch."""
     manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}")
     if manifest is None:
         raise PacelineError(f"the data pack of run {folder.key} isn't here, which tells the size of its images")
@@ -197,11 +198,11 @@ def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: i
         done = process.run(argv, input=json.dumps(request).encode(), env=env, timeout_s=_TIMEOUT_S)
     if done.code != 0:
         raise PacelineError(f"the network of run {folder.key} can't be used here: {done.why.splitlines()[-1]}")
-    names = dict(enumerate(map(str, manifest.get("classes") or ())))
+    names = dict(enumerate(map(str, manifest.get("classes") or ())))  # some data sets have no names of classes
     return [
         ClassifiedImage(
             path=Path(item["image"]),
-            classes=[(names.get(number, str(number)), share) for number, share in item.get("top", [])],
+            classes=[(names.get(number, str(number)), probability) for number, probability in item.get("top", [])],
             error=item.get("error", ""),
         )
         for item in json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""`doit export`, `reproduce`, `prove` and `diff`: pack a finished run, repeat it, and find where two runs part."""
+"""`doit export`, `reproduce`, `prove`, `diff`: pack a finished run, repeat it, and find the first difference of two."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def export(current: Session) -> None:
     if accepted is not None:
         say(f"  {folder.key} is {accepted}")
     try:
-        made_of = recipe.read(folder, ROOT)
+        run_recipe = recipe.read(folder, ROOT)  # what is needed to repeat the run: commit, patch, words, …
     except PacelineError as error:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
     command = f"doit reproduce {shlex.quote(str(to))}"
-    if made_of.commit is None:
+    if run_recipe.commit is None:
         say(f"  not from a commit: made again in this project by  {command}")
-    elif git.has_commit(ROOT, made_of.commit):
+    elif git.has_commit(ROOT, run_recipe.commit):
         say(f"  make it again anywhere  {command}")
     else:
-        say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {command}")
+        say(f"  commit {run_recipe.commit} isn't here, so it was not packed; in a clone that has it: {command}")
 
 
 def reproduce(current: Session) -> None:
     invocation = current.invocation
-    named = invocation.options.get("run")
-    if named is None:
+    name = invocation.options.get("run")
+    if name is None:
         raise UsageError("which run? doit reproduce KEY, an MLflow run id, or an exported archive; doit runs")
     for word in invocation.overrides:
         if not word.lstrip("+~").startswith(reproducing.CHANGEABLE):
@@ -73,12 +73,12 @@ def reproduce(current: Session) -> None:
             )
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
-            folder = _to_reproduce(current, named, Path(scratch))
+            folder = _to_reproduce(current, name, Path(scratch))
         reproduce_run(current, folder)
 
 
 def reproduce_run(current: Session, folder: RunFolder) -> None:
-    """Repeat a finished run and report the comparison. Raises PacelineError: it came out otherwise, or can't be."""
+    """Repeat a finished run and report the comparison. Raises PacelineError: it differs, or can't be repeated."""
     config, invocation = current.config, current.invocation
     work = config.runs_dir.absolute() / REPRODUCTIONS / folder.key
     note(f"run {folder.key}, made again in {relative(work)}")
@@ -92,11 +92,11 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
         say=note,
     )
     shown, written = verdicts.text(verdict), f"  {relative(work / 'verdict.json')}"
-    if verdict.nothing:
-        # {run}: the placeholder, which a user writes so
+    if verdict.nothing:  # the script logs nothing and writes no files
+        # {run} is no f-string field here: the user writes it so in the script's arguments
         hint = "paceline.log(step, loss=…) or a file in {run} gives it something to compare"
         raise PacelineError(f"{shown}\n{written}", hint=hint)
-    if verdict.within_spread:  # neither proven nor refuted
+    if verdict.within_spread:  # other bits, but no other result: neither proven nor refuted
         say(f"{printable_lines(shown)}\n{written}")
         return
     if settled := settle_acceptance(current, folder, equal=verdict.reproduced, repeated_key=verdict.repeated_key):
@@ -110,12 +110,15 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
     say(written)
 
 
-def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
-    """Return the run folder; an archive or a run of another host in MLflow is unpacked below ``scratch``."""
+def _to_reproduce(current: Session, name: str, scratch: Path) -> RunFolder:
+    """Return the folder of the run that a key, an archive or the id of an MLflow run names.
+
+    An archive is unpacked below ``scratch``, and so is an MLflow run that has no folder here.
+    """
     try:
-        archive = invocation.typed_in() / Path(named).expanduser()
+        archive = invocation.typed_in() / Path(name).expanduser()
         is_archive = archive.is_file()
-    except (OSError, RuntimeError):  # too long for a file; the home of nobody
+    except (OSError, RuntimeError):  # the name is too long for a file, or ~USER for an unknown user
         is_archive = False
     if is_archive:
         return exports.unpack(archive, scratch, root=ROOT)
@@ -123,17 +126,17 @@ def _to_reproduce(current: Session, named: str, scratch: Path) -> RunFolder:
     try:
         return current.folder()
     except UsageError:
-        if not index.is_mlflow_id(named):
+        if not index.is_mlflow_id(name):
             raise
     uri = tracking.absolute_uri(config.tracking.uri, ROOT)
-    return recipe.from_mlflow(named, uri, scratch, runs_dir=config.runs_dir)
+    return recipe.from_mlflow(name, uri, scratch, runs_dir=config.runs_dir)
 
 
 # ---------------------------------------------------------------------------------------------- proofs
 def prove(current: Session, *, once: bool = False) -> None:
-    """Prove a run; ``once``: unless that was done.
+    """Prove a run: repeat it, kill the repetition, resume it, and compare. ``once``: not if it was proven before.
 
-    Raises UsageError: no valid number of kills; PacelineError: it comes out otherwise, or can't be repeated.
+    Raises UsageError: a wrong option, or no finished run; PacelineError: the result differs, or can't be repeated.
     """
     config, folder = current.config, current.folder()
     work = config.runs_dir.absolute() / REPRODUCTIONS / f"{folder.key}{proving.FOLDER_SUFFIX}"
@@ -148,23 +151,25 @@ def prove(current: Session, *, once: bool = False) -> None:
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
-    def proven(kills: int) -> Proof:
+    def repeat(kills: int) -> Proof:
         return proving.prove(
             folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(moments), say=note
         )
 
+    # if even an undisturbed repetition differs, a killed one can't show whether checkpoints work
     if result.fields.get("proven") is False:
         note(f"run {folder.key} was never repeated: first undisturbed")
-        proof = proven(0)
+        proof = repeat(0)
         if not proof.is_equal:
             _report(proof, written)
             return
         folder.mark_proven()
     note(f"run {folder.key}, repeated and killed {counted(kills, 'time')}")
-    _report(proven(kills), written)
+    _report(repeat(kills), written)
 
 
 def _report(proof: Proof, written: Path) -> None:
+    """Write the proof to the file ``written``, and print it. Raises PacelineError: the run isn't proven."""
     write_json(written, _data(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
     differences = "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"
@@ -197,24 +202,27 @@ def _data(proof: Proof) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------- diff
 def diff(current: Session) -> None:
-    """Find where two trainings part. Raises PacelineError: they differ, or can't be compared; UsageError: which?"""
+    """Find the first difference of two trainings: the step and tensor by their digests, then the operator by a replay.
+
+    Raises PacelineError: they differ, or can't be compared; UsageError: not two runs are named.
+    """
     runs = _pair(current.config.runs_dir, current.invocation.arguments)
     digests = [divergence.read(folder.path) for folder in runs]
-    parting, steps = divergence.first_difference(digests[0], digests[1])
+    first, steps = divergence.first_difference(digests[0], digests[1])
     origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
-    if parting is None:
+    if first is None:
         say(f"{summary}, up to step {steps[-1]}: all digests are equal")
     else:
-        summary += f"\n  first difference  {divergence.parting_line(parting)}"
+        summary += f"\n  first difference  {divergence.parting_line(first)}"
         if current.invocation.options.get("replay") != "0":
-            replayed, origin = _replayed(current, runs, parting, len(digests[0][parting.step]))
-            summary += f"\n  replay            {replayed}"
-    error = None if parting is None else PacelineError(summary)
+            line, origin = _replay(current, runs, first, len(digests[0][first.step]))
+            summary += f"\n  replay            {line}"
+    error = None if first is None else PacelineError(summary)
     if wants_json():
         data = {
             "runs": [folder.key for folder in runs],
             "steps": len(steps),
-            "first": asdict(parting) if parting else None,
+            "first": asdict(first) if first else None,
             "origin": asdict(origin) if origin else None,
         }
         answer(data, error=error)
@@ -222,32 +230,35 @@ def diff(current: Session) -> None:
         raise error
 
 
-def _pair(runs_dir: Path, named: Sequence[str]) -> list[RunFolder]:
-    """Return the two runs; of one name the run and its reproduction. Raises UsageError."""
-    match [index.find(runs_dir, key) for key in named]:
+def _pair(runs_dir: Path, keys: Sequence[str]) -> list[RunFolder]:
+    """Return the two named runs; if only one is named, that one and its reproduction. Raises UsageError."""
+    match [index.find(runs_dir, key) for key in keys]:
         case [first, second]:
             return [first, second]
         case [run]:
-            made = [*(runs_dir / REPRODUCTIONS / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
-            if made:
-                return [run, RunFolder(made[0].parent)]
+            results = [*(runs_dir / REPRODUCTIONS / run.key / "runs").glob(f"*/{run_folder.RESULT}")]
+            if results:
+                return [run, RunFolder(results[0].parent)]
             raise UsageError(
                 f"run {run.key} has no reproduction here to compare it with", hint=f"doit reproduce {run.key}"
             )
     raise UsageError("doit diff takes two runs, or one that was reproduced", hint="doit diff 495e1d cf0848")
 
 
-def _replayed(
-    current: Session, runs: Sequence[RunFolder], parting: FirstDifference, ranks: int
+def _replay(
+    current: Session, runs: Sequence[RunFolder], difference: FirstDifference, ranks: int
 ) -> tuple[str, Origin | None]:
-    """Replay both runs up to where they part; return a line and the origin. Raises PacelineError."""
+    """Train both runs again from their last equal step to the first different one, recording what each operator gives.
+
+    Returns a line, and the first operator with another result. Raises PacelineError.
+    """
     if not runs[0].program.is_ours:
         return "none, as a script's steps can't be trained one by one", None
-    place = current.config.runs_dir.absolute() / REPRODUCTIONS / f"{runs[0].key}-diff"
-    lines = []
+    work_dir = current.config.runs_dir.absolute() / REPRODUCTIONS / f"{runs[0].key}-diff"
+    first, last, records = difference.equal + 1, difference.step, []
     for folder, name in zip(runs, ("first", "second"), strict=True):
-        with waiting(note, f"training steps {parting.equal + 1} to {parting.step} of {folder.key} again"):
-            work = divergence.replay(folder, place / name, first=parting.equal + 1, last=parting.step, ranks=ranks)
-        lines.append(divergence.recorded(work))
-    origin = divergence.origin(*lines)
+        with waiting(note, f"training steps {first} to {last} of {folder.key} again"):
+            work = divergence.replay(folder, work_dir / name, first=first, last=last, ranks=ranks)
+        records.append(divergence.recorded(work))
+    origin = divergence.origin(*records)
     return divergence.origin_line(origin), origin

@@ -1,4 +1,7 @@
-"""`doit runs`: the runs that match given overrides, in a table of what they share and in which fields they differ."""
+"""`doit runs`: the table of runs, with the fields in which they differ.
+
+Here is also the choice of runs by overrides (``RunFilter``), which `doit clean` and `compare` use too.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +40,20 @@ RUNS_DIR = "paths.runs"
 _NPROC = "nproc_per_node"
 
 Config = Mapping[str, Any]
-"""The content of a run's config.json, or the certain part of it; {}: unknown."""
+"""The content of a run's config.json, or of an altered one the part whose digest is right; {}: unknown."""
 
 
 # ------------------------------------------------------------------------------------------- choosing runs
 class RunFilter(NamedTuple):
-    """What typed overrides demand of a run."""
+    """The conditions that typed overrides set for runs: ``model=resnet18 seed=1``."""
 
-    values: Mapping[str, Any]  # by dotted field; an option of a group stands for all fields that it sets
-    experiments: frozenset[str]  # overrides experiment=NAME, which are compared with those that started the run
+    values: Mapping[str, Any]  # dotted field → value; model=resnet18 sets all fields of that option
+    experiments: frozenset[str]  # the words experiment=NAME, which the command that started the run must have had
 
     def configs(self, runs_dir: Path, rows: Sequence[RunRow], *, in_part: bool) -> dict[str, Config]:
         """Return key → configuration of the runs that match.
 
-        Of an altered run only the parts whose digest holds are compared; with ``in_part`` its unknown fields match.
+        Of an altered run only the intact parts of the configuration are known; with ``in_part`` its other fields match.
         """
         configs = {}
         for row in rows:
@@ -63,7 +66,7 @@ class RunFilter(NamedTuple):
         return configs
 
     def _config(self, folder: RunFolder) -> Config:
-        """Return config.json; if a number of ranks is asked for, ``auto`` becomes the run's actual number."""
+        """Return config.json; if the filter has a number of ranks, with the run's actual number instead of ``auto``."""
         config: Config = folder.read_json(run_folder.CONFIG) or {}
         cluster = config.get("cluster")
         if not isinstance(cluster, Mapping) or not isinstance(self.values.get(f"cluster.{_NPROC}"), int):
@@ -81,16 +84,17 @@ class RunFilter(NamedTuple):
 
 
 def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> RunFilter:
-    """Return the filter for overrides, of which ``resolved`` is composed.
+    """Return the filter for the overrides ``words``; ``resolved`` is the configuration composed of them.
 
-    Raises UsageError: a word about something that no run folder holds.
+    Raises UsageError: a word about something that no run folder contains.
     """
     values: dict[str, Any] = {}
     experiments = frozenset(word for word in words if word.startswith("experiment="))
     for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         is_group = "." not in name and isinstance(resolved.get(name), Mapping)
-        for path in (stands_for(name, words) or [name]) if is_group else [name]:  # of a group without an option all
+        paths = (stands_for(name, words) or [name]) if is_group else [name]  # model=resnet18: the fields that it sets
+        for path in paths:
             try:
                 value = functools.reduce(operator.getitem, path.split("."), resolved)
             except (LookupError, TypeError) as error:
@@ -114,7 +118,7 @@ class Selection(NamedTuple):
     """The runs that match the overrides and the state, oldest first."""
 
     rows: list[RunRow]
-    comparable: dict[str, Config]  # by key, {} of an altered run, and of all if there are more than a thousand
+    comparable: dict[str, Config]  # key → configuration for the column of differences; {} if it isn't compared
 
 
 def selected(current: Session, state: str | None = None) -> Selection:
@@ -122,10 +126,10 @@ def selected(current: Session, state: str | None = None) -> Selection:
     runs_dir, chosen = current.config.runs_dir, filter_of(current.invocation.overrides, current.config.resolved)
     rows = in_state(index.rows(runs_dir), state)
     configs: dict[str, Config] = {row.key: {} for row in rows}
-    if any(chosen) or len(rows) <= _MOST_COMPARED:
+    if any(chosen) or len(rows) <= _MAX_COMPARED:
         configs = chosen.configs(runs_dir, rows, in_part=True)
     rows = [row for row in rows if row.key in configs]
-    can_compare = len(rows) <= _MOST_COMPARED
+    can_compare = len(rows) <= _MAX_COMPARED
     comparable = {row.key: configs[row.key] if can_compare and row.state != index.ALTERED else {} for row in rows}
     return Selection(rows, comparable)
 
@@ -134,9 +138,9 @@ def selected(current: Session, state: str | None = None) -> Selection:
 # the table shows these fields for every run
 _IN_OTHER_COLUMNS = ("dataset.name", "model.name", "optimizer.name", "program.name", "program.script")
 _NOT_COMPARED = ("cluster.", "paths.", "tracking.")  # these fields say where a run ran, not what it computed
-_ENV = "cluster.env."  # compared all the same: environment variables are part of the key
-_MOST_COMPARED = 1000  # runs that are compared for the fields in which they differ
-_MOST_MEASURED = 200  # runs whose sizes --wide shows: measuring a run takes a millisecond
+_ENV = "cluster.env."  # the exception: environment variables of ranks are part of the key
+_MAX_COMPARED = 1000  # with more runs the fields in which they differ aren't shown
+_MAX_MEASURED = 200  # with more runs --wide shows no sizes: measuring a run takes a millisecond
 
 
 def runs(current: Session) -> None:
@@ -144,7 +148,7 @@ def runs(current: Session) -> None:
     options, runs_dir = current.invocation.options, current.config.runs_dir
     order, as_json, is_wide = options.get("sort", "time"), wants_json(), current.invocation.is_on("wide")
     rows, comparable = selected(current, options.get("state"))
-    measures = as_json or order == "size" or (is_wide and len(rows) <= _MOST_MEASURED)
+    measures = as_json or order == "size" or (is_wide and len(rows) <= _MAX_MEASURED)
     sizes_bytes = {row.key: disk_usage(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _in_order(rows, order, sizes_bytes)
     differing = differences(comparable)
@@ -173,6 +177,7 @@ def runs(current: Session) -> None:
 
 
 def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
+    """Colour the state in each of the last lines, which are those of the runs, if stdout takes colours."""
     if not takes_colours(sys.stdout, os.environ):
         return [*lines]
     at, head = STATE_AT, len(lines) - len(states)
@@ -196,8 +201,8 @@ def _in_order(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]
 def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     """Return key → the fields in which the runs differ, with this run's values.
 
-    Fields of places and of other columns are left out. A field is compared among the runs that have it, a script's
-    arguments among all scripts, environment variables of the ranks among all runs.
+    Without _IN_OTHER_COLUMNS and _NOT_COMPARED. A field is compared among the runs that have it; but a script's
+    argument among all scripts, and an environment variable among all runs, because its absence is a difference too.
     """
     fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}
     names = {name for fields in fields_by_run.values() for name in fields if name not in _IN_OTHER_COLUMNS}
@@ -230,12 +235,12 @@ _NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
 _ORDER = (
     "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
 )  # fmt: skip
-_LEFT_COLUMNS = ("key", "state", "age", _NAME)  # in each line; of a failed run the error replaces the others
-_DROPPED_IN_ORDER = ("ranks", "hosts", "size", "time", "age")  # without room for all columns
-_LEAST_NAME, _LEAST_DIFFERS = 14, 14  # the widths that these columns keep, if they need them
-_MOST_METRICS = 2  # of a script: a line has little room
-_MOST_ERROR = 160  # columns of an error, also where no terminal limits a line
-_NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
+_LEFT_COLUMNS = ("key", "state", "age", _NAME)  # in each line; in that of a failed run, its error replaces the others
+_DROPPED_IN_ORDER = ("ranks", "hosts", "size", "time", "age")  # columns left out one by one if the terminal is narrow
+_MIN_NAME, _MIN_DIFFERS = 14, 14  # the widths that these columns keep if their content needs them
+_MAX_METRICS = 2  # metrics of a script that are shown
+_MAX_ERROR = 160  # columns of an error, also where no terminal limits a line
+_HOSTS_WIDTH = 24  # characters; of a longer list of hosts only the number is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +278,9 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
-    errors = [cut(without_host_and_rank(run.row.error), _MOST_ERROR) for run in runs]  # there is no room for hosts
+    errors = [
+        cut(without_host_and_rank(run.row.error), _MAX_ERROR) for run in runs
+    ]  # the host's name would take its place
     failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return [cut(heading, width), *(cut(line, width) for line in lines)], left_out
@@ -295,8 +302,7 @@ def wide_table(runs: Sequence[ListedRun]) -> Table:
 def _columns(runs: Sequence[ListedRun], **own: Sequence[str]) -> dict[str, Sequence[str]]:
     """Return title → cells of the columns that both tables have and of ``own``, in _ORDER, without empty columns.
 
-    Without a script among the runs, the column of figures is called ``accuracy``. Otherwise it is called ``metrics``,
-    and each figure has its name.
+    The column of figures is ``accuracy``, or ``metrics`` (each figure with its name) if a script is among the runs.
     """
     figures = [_figures(run.row) for run in runs]
     title = _ACCURACY if all(text.startswith(_ACCURACY) or not text for text in figures) else "metrics"
@@ -314,8 +320,8 @@ def _columns(runs: Sequence[ListedRun], **own: Sequence[str]) -> dict[str, Seque
 
 def age(seconds: float, unix_time: float) -> str:
     """Return ``12 s``, ``5 min``, ``3 h``, ``2 d``; beyond 99 days the date."""
-    for unit, length, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48), ("d", 86400, 100)):
-        if (count := int(max(seconds, 0) / length)) < most:
+    for unit, length_s, limit in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48), ("d", 86400, 100)):
+        if (count := int(max(seconds, 0) / length_s)) < limit:
             return f"{count} {unit}"
     return day(unix_time).partition(" ")[0]
 
@@ -326,7 +332,7 @@ def day(unix_time: float) -> str:
 
 
 def _lines(columns: Mapping[str, Sequence[str]], failures: Sequence[str]) -> list[str]:
-    """Return the table's lines. A text of ``failures`` that isn't '' replaces the columns behind the name."""
+    """Return the table's lines. ``failures``: per line '', or the text that replaces the columns after the name."""
     left = {title: columns[title] for title in columns if title in _LEFT_COLUMNS}
     others = {title: columns[title] for title in columns if title not in _LEFT_COLUMNS}
     starts = aligned(_rows(left)).split("\n")
@@ -350,7 +356,8 @@ def _fitted(
     """
     widths = {title: max(map(width_of, (title, *cells))) for title, cells in columns.items()}
     name, differs = widths.pop(_NAME, 0), widths.pop(_DIFFERS, 0)
-    least = min(name, _LEAST_NAME) + min(differs, max(_LEAST_DIFFERS, *(remark + 1 for remark in remark_widths)))
+    # name and differs can shrink to these widths; all columns are two blanks apart
+    least = min(name, _MIN_NAME) + min(differs, max(_MIN_DIFFERS, *(remark + 1 for remark in remark_widths)))
     flexible = [title for title in (_NAME, _DIFFERS) if title in columns]
     left_out = []
     for title in (title for title in _DROPPED_IN_ORDER if title in widths):
@@ -358,9 +365,10 @@ def _fitted(
             break
         del widths[title]
         left_out.append(title)
+    # the name gets half of the rest, or more if differs needs less
     room = width - sum(widths.values()) - 2 * (len(widths) + len(flexible) - 1)
-    name_width = max(min(name, _LEAST_NAME), min(name, max(room // 2, room - differs)))
-    if differs and room - name_width < _LEAST_DIFFERS // 2 and not any(remark_widths):
+    name_width = max(min(name, _MIN_NAME), min(name, max(room // 2, room - differs)))
+    if differs and room - name_width < _MIN_DIFFERS // 2 and not any(remark_widths):
         flexible.remove(_DIFFERS)
         left_out.append(_DIFFERS)
     return {
@@ -372,29 +380,31 @@ def _fitted(
 
 def _figures(row: RunRow) -> str:
     accuracy = [] if row.accuracy is None or row.metrics else [f"{_ACCURACY} {row.accuracy:.4f}"]
-    return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
+    return ", ".join([*accuracy, *first_metrics(row.metrics, _MAX_METRICS)])
 
 
 def _hosts(row: RunRow) -> str:
     names = ", ".join(row.hosts)
-    return names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host")
+    return names if len(names) <= _HOSTS_WIDTH else counted(len(row.hosts), "host")
 
 
 def _differing(runs: Sequence[ListedRun]) -> list[str]:
-    """Return for each run its remarks, then the fields in which the runs differ, without those that its name has."""
-    short = short_field_names([*dict.fromkeys(name for run in runs for name in run.differing)])
-    kinds = [run.row.what.split() for run in runs]  # data set, model and optimizer; or ``script`` and its file
-    known = [kind for kind in kinds if len(kind) > 1 and not kind[0].startswith("(")]  # of runs with a configuration
-    ours = [kind for kind in known if kind[0] != "script"]
-    # Beside scripts, a run of the classifier is compared with the other runs of the classifier.
-    compared = ours or known
-    shared = {word for word in (compared[0] if compared else ()) if all(word in kind for kind in compared)}
+    """Return the cell of each run: its remarks, then in what it differs from the others, without what its name says.
+
+    It may differ in its description (``what``: data set, model and optimizer; a script's file) and in its fields.
+    """
+    short_names = short_field_names([*dict.fromkeys(name for run in runs for name in run.differing)])
+    descriptions = [run.row.what.split() for run in runs]
+    readable = [words for words in descriptions if len(words) > 1 and not words[0].startswith("(")]  # no "(unknown)"
+    # if there are scripts too, runs of the built-in trainer are compared with each other alone
+    compared = [words for words in readable if words[0] != "script"] or readable
+    shared = {word for word in (compared[0] if compared else ()) if all(word in words for words in compared)}
     lines = []
-    for run, kind in zip(runs, kinds, strict=True):
-        in_name = {*run.name.split()} if run.name else {*kind}
-        own_words = [word for word in kind if word not in shared | in_name | {"script"}] if kind in known else []
-        own_words = [word for word in own_words if PurePosixPath(word).stem not in in_name]  # a script's name is a stem
-        fields = [word for word in _fields(run.differing, short) if word not in in_name]
+    for run, words in zip(runs, descriptions, strict=True):
+        in_name = {*run.name.split()} if run.name else {*words}
+        own_words = [word for word in words if word not in shared | in_name | {"script"}] if words in readable else []
+        own_words = [word for word in own_words if PurePosixPath(word).stem not in in_name]  # its name omits .py
+        fields = [word for word in _fields(run.differing, short_names) if word not in in_name]
         lines.append(_joined(_remarks(run), *own_words, *fields))
     return lines
 

@@ -39,28 +39,28 @@ _POLL_S = 0.5
 def status(current: Session) -> None:
     """Print the state of the named or newest run. Without a name, also print running steps and a running sweep."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
-    named, watches = options.get("run"), current.invocation.is_on("watch")
-    if named is not None and trials.names_sweep(runs_dir, named):
-        sweep = sweeps.find(runs_dir, named)
+    name, watches = options.get("run"), current.invocation.is_on("watch")
+    if name is not None and trials.names_sweep(runs_dir, name):
+        sweep = sweeps.find(runs_dir, name)
         if watches and is_under_way(sweep):
             watch_sweep(sweep)
         trials.show(sweep)
         return
-    step_lines = [] if named is not None else steps.under_way(runs_dir)
+    step_lines = [] if name is not None else steps.under_way(runs_dir)
     for line in step_lines:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
-    any_run = not current.invocation.names_run
-    awaited = _await_next(runs_dir) if watches and any_run and sys.stderr.isatty() else None
+    names_no_run = not current.invocation.names_run
+    awaited = _await_next(runs_dir) if watches and names_no_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest(current)
-    running = trials.sweep_in_progress(runs_dir, folder) if any_run else None
-    if watches and running is not None:
-        watch_sweep(running)
-        trials.show(running)
+    running_sweep = trials.sweep_in_progress(runs_dir, folder) if names_no_run else None
+    if watches and running_sweep is not None:
+        watch_sweep(running_sweep)
+        trials.show(running_sweep)
         return
-    if running is not None:
-        say(f"{trials.progress_line(running)}: doit status --watch follows it; its newest trial:")
+    if running_sweep is not None:
+        say(f"{trials.progress_line(running_sweep)}: doit status --watch follows it; its newest trial:")
     if watches:
         watch(folder)
         if not index.is_run(folder):
@@ -75,7 +75,7 @@ def status(current: Session) -> None:
 
 
 def _as_json(folder: RunFolder, row: index.RunRow) -> dict[str, Any]:
-    """Return the row with its step; a run without figures of a result has the newest values of its metrics."""
+    """Return the row of `doit runs` with step, epoch and folder; before there is a result, with the newest metrics."""
     last = run_status.latest(folder)
     metrics = row.metrics if row.figures or last is None else last.metrics
     step, epoch = (None, None) if last is None else (last.step, last.epoch)
@@ -83,12 +83,12 @@ def _as_json(folder: RunFolder, row: index.RunRow) -> dict[str, Any]:
 
 
 def _await_next(runs_dir: Path) -> RunFolder | None:
-    """Wait until a run or a sweep is under way. Return the run that was written to last; None: a sweep is under way."""
+    """Wait until a run or a sweep is in progress. Return the run whose folder changed last; None if it is a sweep."""
     with waiting(note, "waiting for the next run (Ctrl-C ends this)"):
         while True:
             if any(locks.is_held(sweep.lock) for sweep in sweeps.all_sweeps(runs_dir)[-1:]):
                 return None
-            held = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # rows take ten times as long
+            held = (path for path in runs_dir.glob(".*.lock") if locks.is_held(path))  # index.rows is 10 times slower
             folders = [RunFolder(runs_dir / path.name[1:].removesuffix(".lock")) for path in held]
             if runs := [folder for folder in folders if index.is_run(folder)]:
                 return max(runs, key=lambda folder: folder.path.stat().st_mtime)
@@ -123,10 +123,10 @@ def watch_sweep(folder: SweepFolder) -> None:
 def wait(current: Session) -> None:
     """Return once a run, or a sweep, has ended. Raises PacelineError: it didn't finish, or trials failed."""
     options, runs_dir = current.invocation.options, current.config.runs_dir
-    named = options.get("run")
-    name = named if named is not None and trials.names_sweep(runs_dir, named) else options.get("sweep")
-    if name is not None:
-        _wait_for_sweep(sweeps.find(runs_dir, name))
+    name = options.get("run")
+    sweep = name if name is not None and trials.names_sweep(runs_dir, name) else options.get("sweep")
+    if sweep is not None:
+        _wait_for_sweep(sweeps.find(runs_dir, sweep))
         return
     folder = _named_or_newest(current)
     _wait(folder, f"run {folder.key}")
@@ -163,9 +163,9 @@ def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
 
 
 def _polls(folder: RunFolder | SweepFolder) -> Iterator[None]:
-    """Yield twice a second until no command works on the run or sweep, and a killed one's hosts hold no lease.
+    """Yield twice a second until the run or sweep has ended.
 
-    Print once that a run goes on without a command.
+    After the command of a run was killed, its ranks go on until their lease ends; that is printed once.
     """
     is_reported = False
     while is_under_way(folder) or (isinstance(folder, RunFolder) and time.time() < may_go_on_until(folder)):
@@ -195,7 +195,7 @@ def logs(current: Session) -> None:
 
 def _follow_logs(folder: RunFolder, host: str | None) -> None:
     files = AttemptFiles(folder)
-    for _ in chain(_polls(folder), [None]):  # and once after its end
+    for _ in chain(_polls(folder), [None]):  # None: look once more after its end
         for event in files.new_events():
             if isinstance(event, LogLine) and host in (None, event.host):
                 say_log(event.shown)

@@ -1,4 +1,4 @@
-"""`doit step`, and what `why` and `logs` tell of user-defined steps."""
+"""`doit step`: run or list the user's steps (conf/step/NAME.yaml); and what `why`, `logs` and `status` say of them."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ def make(current: Session, name: str) -> Path:
 
 
 def _out(graph: Graph, name: str) -> Path:
+    """Return the folder of a made step's outputs."""
     standing = graph.standing(name)
     assert standing.made is not None, "make_all raises where it isn't"
     return standing.made.out
 
 
 def _state(graph: Graph, name: str) -> tuple[str, str]:
-    """Return ``up to date`` and where, ``would run`` and why, or ``can't run`` and why not."""
+    """Return the state of a step and a remark: ``up to date`` and where, ``would run`` or ``can't run`` and why."""
     try:
         standing = graph.standing(name)
     except UsageError as error:
         return "can't run", error.what
     if standing.made is not None:
-        lacks = standing.made.record.dependencies.get("files") or {}
-        more = f"; its key lacks {', '.join(map(str, lacks))}" if lacks else ""
+        unkeyed = standing.made.record.dependencies.get("files") or {}  # files that it read without declaring them
+        more = f"; its key lacks {', '.join(map(str, unkeyed))}" if unkeyed else ""
         return "up to date", relative(standing.made.folder) + more
     return "would run", "; ".join(standing.why)
 
 
 def why(current: Session, name: str) -> None:
-    """Return why a step would run: what has changed since it was run last."""
+    """Print why a step would run: what has changed since it was run last."""
     graph = current.steps
     standing = graph.standing(name)
     key = standing.key.short if standing.key is not None else None
@@ -80,22 +81,26 @@ def why(current: Session, name: str) -> None:
 def under_way(runs_dir: Path) -> list[str]:
     """Return a line for each step that a command is running."""
     return [
-        f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
+        f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - written):.0f} s ago: "
         f"{relative(log)}"
-        for log, said_at in step_folders.logs_in_progress(runs_dir)
+        for log, written in step_folders.logs_in_progress(runs_dir)
     ]
 
 
 def log_of(current: Session, name: str) -> Path:
-    """Return the log of a step: of its current or last failed run, else of its outputs. Raises UsageError."""
+    """Return the newest log of a step: a current or failed run has one beside the outputs, a made step among them.
+
+    Raises UsageError: there is no such step, or no log.
+    """
     graph = current.steps
-    graph.step(name)
+    graph.step(name)  # raises if there is no such step
     steps_dir = step_folders.steps_dir(graph.runs_dir)
     made = [folder / step_folders.LOG for folder, _ in step_folders.earlier_versions(graph.runs_dir, name)]
-    logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
+    # NAME-KEY.log; the pattern also matches logs of a step that is called NAME-2
+    logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)
     times = dict[Path, float]()
     for path in (*logs, *made):
-        with suppress(FileNotFoundError):  # its step is made by now, and it lies there
+        with suppress(FileNotFoundError):  # a step that has just been made takes its log along
             times[path] = path.stat().st_mtime
     if not times:
         raise UsageError(f"step {name} was never started: there is no log of it in {relative(steps_dir)}")

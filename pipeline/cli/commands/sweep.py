@@ -1,4 +1,4 @@
-"""`doit sweep`: run the trials of a grid, or those that a search chooses."""
+"""`doit sweep`: run the trials of a grid (all combinations of typed values), or those that a search chooses."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ def sweep(current: Session) -> None:
     elif is_dry_run:
         show_trials(current.space, invocation)
     else:
-        for make in (make_steps, provide):  # the keys of trials hold the data that these make
+        # data are part of a trial's key, so the trials are computed anew after data were made
+        for make in (make_steps, provide):
             if make(current.space.trials):
                 current.forget_pack()
         run(current.space, invocation)
 
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
-    """Run combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
+    """Run the combinations (``jobs``) that Hydra has made of the ``words``. Raises PacelineError."""
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
@@ -71,13 +72,13 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------- a grid
 def make_steps(trials: Sequence[Trial]) -> bool:
-    """Run every missing step that a trial's data comes from. Return False if all existed."""
-    made = [trial for trial in trials if make_step(trial.config, note, process_count())]
-    return bool(made)
+    """Run every missing step that makes a trial's data. Return False if there was none."""
+    trials_with_new_data = [trial for trial in trials if make_step(trial.config, note, process_count())]
+    return bool(trials_with_new_data)
 
 
 def provide(trials: Sequence[Trial]) -> bool:
-    """Fetch missing data and initial weights of the trials. Return False if all existed."""
+    """Fetch missing data and initial weights of the trials. Return False if nothing was missing."""
     incomplete = [trial.config for trial in trials if trial.run is None]
     for config in incomplete:
         fetch(config, note)
@@ -117,7 +118,7 @@ _ENDS = (State.FINISHED, State.PRUNED, State.FAILED)
 
 @contextmanager
 def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
-    """Hold the sweep's lock; a second command waits. A Killed that passes through says how to continue."""
+    """Hold the sweep's lock, for which a second command waits; add to a ``Killed`` error how to continue."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -146,6 +147,7 @@ def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
 
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
+    """Return the error about a sweep's folder that can't be written."""
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
     return PacelineError(what, hint=write_hint(error, folder.path.parent.parent))
 
@@ -158,7 +160,7 @@ def run_trials(
         note("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     first = (trials.representative_trial if isinstance(trials, SearchPlan) else trials.trials[0]).config
     refuse_unfit(first.cluster)
-    metric, maximize = tables.DEFAULT_METRIC, True  # what chooses the best trial
+    metric, maximize = tables.DEFAULT_METRIC, True  # by which the view marks the best trial
     if isinstance(trials, SearchPlan):
         goal = objectives(trials.config)[0]
         metric, maximize = goal.metric, goal.direction == "maximize"
@@ -187,11 +189,12 @@ def report_end(folder: SweepFolder, results: Sequence[TrialResult], ended: Seque
     """Print the last lines of a sweep after its table. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
     shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
-    elsewhere = sum(item.outcome.elsewhere for item in ended)
+    elsewhere = sum(item.outcome.elsewhere for item in ended)  # trials that another command ran meanwhile
     started = sum(not item.was_known for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     record = folder.read_begun() if wants_json() else folder.read()
+    # --max-trials, --budget or a search's end may leave trials for the next command
     done = {entry.key for entry in folder.entries() if entry.state in _ENDS}
     if remaining := record.total - sum(trial.key in done for trial in record.trials):
         say(f"  left     {counted(remaining, 'trial')} of {record.total}; the same command goes on with them")
@@ -212,39 +215,40 @@ def report_end(folder: SweepFolder, results: Sequence[TrialResult], ended: Seque
 
 # ------------------------------------------------------------------------------------------- a dry run
 def show_trials(space: Space, invocation: Invocation) -> None:
-    """Print each trial: done, to run, and why. Writes nothing."""
+    """Print whether each trial is done or would run, and why. Writes nothing."""
     entries: dict[str, TrialEntry] = {}
     name = "(its data isn't fetched, so it has no key yet)"
     if space.key:
         folder = folders.locate(space.trials[0].config.runs_dir, space, fork=invocation.is_on("fork"))
         space, name = in_order(space, folder.read()), folder.name
         entries = folders.latest(folder.entries())
-    rows = [("trial", "key", "", "why", "what")]
+    rows, done = [("trial", "key", "", "why", "what")], 0
     for trial in space.trials:
-        standing, why = trial_standing(trial, entries, invocation.is_on("retry_failed"))
-        rows.append((str(trial.number), trial.key or "-", standing, why, " ".join(trial.chosen)))
-    done = sum(row[2] == "done" for row in rows)
+        state, why = trial_state(trial, entries, invocation.is_on("retry_failed"))
+        rows.append((str(trial.number), trial.key or "-", state, why, " ".join(trial.chosen)))
+        done += state == "done"
     say(f"sweep {name}: {len(space.trials)} trials, {done} done, {_at_once(space)} at a time")
     say(aligned(rows))
 
 
-def trial_standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
-    """Return ``done``, ``to run`` or ``failed``, and why."""
+def trial_state(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
+    """Return ``done``, ``to run`` or ``failed``, and why; ``entries``: key → last entry in the sweep's journal."""
     if trial.run is None:
         step = trial.config.step
-        waits = "its data, or what it starts from, isn't here"
-        return "to run", waits if step is None or step.path else f"step {step.name} isn't made"
+        missing = "its data, or what it starts from, isn't here"
+        return "to run", missing if step is None or step.path else f"step {step.name} isn't made"
     try:
         reason = trial.run.reason
     except UsageError as error:  # a newer Paceline wrote its folder
         return "failed", error.what
     if reason is None:
         return "done", str(trial.run.accepted or "")
-    known = entries.get(trial.run.key.short)
-    if known is not None and known.state is State.FAILED and known.cause in FATAL and not retry_failed:
-        return "failed", f"{known.detail} (--retry-failed tries again)"
-    if known is not None and known.state is not State.FINISHED:
-        return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"
+    entry = entries.get(trial.run.key.short)
+    # an error in the code would come again, unlike a lost host
+    if entry is not None and entry.state is State.FAILED and entry.cause in FATAL and not retry_failed:
+        return "failed", f"{entry.detail} (--retry-failed tries again)"
+    if entry is not None and entry.state is not State.FINISHED:
+        return "to run", f"{entry.state} before: {entry.detail}" if entry.detail else f"{entry.state} before"
     return "to run", reason
 
 
@@ -283,7 +287,7 @@ def search(current: Session) -> None:
 
 
 def _search_folder(plan: SearchPlan, invocation: Invocation) -> SweepFolder:
-    """Return the folder by the search's key, or by ``sweep.name``. Raises UsageError: that name is a grid's."""
+    """Return the sweep folder, named by ``sweep.name`` or the search's key. Raises UsageError: a grid has that name."""
     runs_dir = plan.representative_trial.config.runs_dir
     folder = folders.folder_for(runs_dir, plan.settings.name, plan.key, plan.key, fork=invocation.is_on("fork"))
     if plan.settings.name and folder.read().has_begun and not (folder.path / STUDY).exists():
@@ -294,15 +298,15 @@ def _search_folder(plan: SearchPlan, invocation: Invocation) -> SweepFolder:
 
 
 def _record_trial(folder: SweepFolder, record: SweepRecord, trial: Trial) -> None:
-    """Add a trial to sweep.json before it starts, so that a report has it even after a crash."""
-    known = folder.read().trials
-    if not any((item.number, item.key) == (trial.number, trial.key) for item in known):
-        others = (item for item in known if item.number != trial.number)
+    """Add a trial to sweep.json before it starts, so that a report shows it even after a crash."""
+    recorded_trials = folder.read().trials
+    if not any((item.number, item.key) == (trial.number, trial.key) for item in recorded_trials):
+        others = (item for item in recorded_trials if item.number != trial.number)
         folder.write(replace(record, trials=(*others, recorded(trial))))
 
 
 def _text_of_best(goals: Sequence[Objective], results: Sequence[TrialResult]) -> str:
-    """Return the table of the best trials of several objectives, none of which is better than another in all."""
+    """Return the table of the best trials of several objectives: those to which no other is superior in all of them."""
     rows = [("trial", *(goal.metric for goal in goals), "")]
     for item in results:
         cells = (number(item.values[goal.metric]) if goal.metric in item.values else "-" for goal in goals)
@@ -314,16 +318,16 @@ def _text_of_best(goals: Sequence[Objective], results: Sequence[TrialResult]) ->
 def show_search(plan: SearchPlan, invocation: Invocation) -> None:
     """Print the trials chosen so far; the next ones depend on their results. Writes nothing."""
     folder = _search_folder(plan, invocation)
-    known, entries = folder.read().trials, folders.latest(folder.entries())
+    chosen_trials, entries = folder.read().trials, folders.latest(folder.entries())
     rows = [("trial", "key", "state", "what")]
-    for item in sorted(known, key=lambda item: item.number):
+    for item in sorted(chosen_trials, key=lambda item: item.number):
         entry = entries.get(item.key)
         rows.append((str(item.number), item.key, str(entry.state) if entry else "asked", " ".join(item.chosen)))
     total = plan.total
-    known_name = plan.representative_trial.run or plan.settings.name
-    name = folder.name if known_name else "(its data isn't fetched, so it has no key yet)"
-    say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
-    if known:
+    has_name = plan.representative_trial.run or plan.settings.name  # else it is named by its key, which needs the data
+    name = folder.name if has_name else "(its data isn't fetched, so it has no key yet)"
+    say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(chosen_trials)} of them asked for so far")
+    if chosen_trials:
         say(aligned(rows))
-    say(f"{total - len(known)} more are chosen as it goes, from:")
+    say(f"{total - len(chosen_trials)} more are chosen as it goes, from:")
     say("\n".join(f"  {name}  {item}" for name, item in plan.space.described().items()))

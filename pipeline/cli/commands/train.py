@@ -1,4 +1,4 @@
-"""`doit fetch`, `train` and `attach`: make the data set, train the run, and follow one that goes on."""
+"""`doit fetch`, `train`, `attach`: make the data set, train the run, and take over a training whose command is gone."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def fetch(current: Session) -> None:
 
 
 def _fetch_data(current: Session) -> None:
+    """Make the data pack, after the user's step that makes the data, if there is one; print its sizes."""
     step = current.config.step
     if step is not None and step.path is None:
         note(f"the data comes from step {step.name}, which runs first")
@@ -55,16 +56,16 @@ def _fetch_data(current: Session) -> None:
 
 
 def train(current: Session) -> None:
-    """Train the run. With `doit -a`, a finished run is repeated in a separate folder and compared.
+    """Train the run, or with --force (`doit -a`) repeat a finished one in a separate folder and compare.
 
-    With ``--prove``, the run is proven after that, or at once if it is finished.
+    With --prove, the run is then proven (`doit prove`).
     """
     run, invocation = current.run, current.invocation
     is_done = run is not None and run.reason is None
-    proves = invocation.is_on("prove") and not invocation.is_on("detach")  # the detached command proves it
+    proves = invocation.is_on("prove") and not invocation.is_on("detach")  # with --detach, the detached command does it
     repeats = invocation.repeats and is_done
     if repeats or proves:
-        from pipeline.cli.commands import reproduce  # loads git, archives and MLflow
+        from pipeline.cli.commands import reproduce  # imports git, archives and MLflow, which few trainings need
     if repeats and run is not None:
         reproduce.reproduce_run(current, run.folder)
     elif not (proves and is_done):
@@ -74,7 +75,7 @@ def train(current: Session) -> None:
 
 
 def train_all(current: Session) -> None:
-    """Fetch and train in one step, for the Hydra application (doit has a task for each)."""
+    """Fetch and train, for the Hydra application; in doit these are two tasks."""
     if current.pack is None:
         _fetch_data(current)
     if not is_finished(current):
@@ -82,7 +83,7 @@ def train_all(current: Session) -> None:
 
 
 def attach(current: Session) -> None:
-    """Follow the attempt that outlived its command."""
+    """Take over an attempt whose command was closed or killed. Raises UsageError: it can't be that of this run."""
     if is_finished(current):
         return
     run = current.run
@@ -98,7 +99,7 @@ def attach(current: Session) -> None:
                 f"the data of run {folder.key} isn't in {current.config.data_dir}",
                 hint="the same command with paths.data=<the folder that the run was started with>",
             )
-    if run is None:  # a run begins only once its data is here
+    if run is None:  # a training starts only after its data is here
         raise UsageError(
             "nothing of this run is under way here: its data set was never fetched",
             hint="doit attach with the words of the command that has started it, or that command again",
@@ -107,7 +108,8 @@ def attach(current: Session) -> None:
 
 
 def _train(current: Session, *, attach: bool = False) -> None:
-    if not attach and current.config.train.init.setting:  # weights to start from: fetched, or made by init.run
+    """Train the run to its end, or with ``attach`` only follow what still runs of it; print the result."""
+    if not attach and current.config.train.init.setting:  # initial weights: downloaded, or trained first (init.run)
         complete.provide_weights(current.config, ROOT, argv=sys.argv, say=note)
         current.forget_pack()
     with waiting(note, "looking up the run"):
@@ -115,7 +117,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     if current.invocation.is_on("preflight.deep"):
-        from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # loads what measures hosts
+        from pipeline.cli.commands.diagnostics import refuse_unfit_hosts  # imports measurements, rarely needed
 
         refuse_unfit_hosts(current)
     if not attach:
@@ -128,6 +130,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
 
 def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
+    """Train or follow the run with its progress on the terminal, and notices to the user's channels (``notify``)."""
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     about = {"kind": "run", "key": run.key.short, "name": what_runs(run.config.resolved)}
     with (
@@ -156,15 +159,15 @@ def _report_end(current: Session, run: Run, result: Result) -> None:
     if current.config.script is not None and any(path.is_file() for path in outputs.rglob("*")):
         say(f"  files    {relative(outputs)}", is_detail=True)
     say("  compare  doit ui", is_detail=True)
-    place = current.invocation.runs_dir_words
-    say(f"  repeat   doit {shlex.join(['reproduce', run.key.short, *place])}", is_detail=True)
+    words = ["reproduce", run.key.short, *current.invocation.runs_dir_words]
+    say(f"  repeat   doit {shlex.join(words)}", is_detail=True)
     answer_with(result, run.folder)
     warn_of_variables(run)
-    if (lacks := run.key_lacks) is not None:
-        note(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+    if (unkeyed := run.key_lacks) is not None:  # files that the script read and that its key doesn't contain
+        note(f"WARNING: {unkeyed}; until then it does not count as finished, and the same command runs it again")
 
 
 def refuse_unfit(cluster: Cluster) -> None:
-    """Refuse a cluster that can't work, as far as this computer shows it; warn of a slow one. Raises UsageError."""
+    """Raise UsageError for a cluster that can't work, as far as this computer can tell; warn of a slow one."""
     if warning := check_cluster(cluster, root=ROOT, local_gpus=usable_gpus()):
         note(warning)

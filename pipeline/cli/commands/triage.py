@@ -1,4 +1,4 @@
-"""`doit triage`: what failed of a run, where, the evidence and the next command."""
+"""`doit triage`: why a run failed, on which host and rank, the evidence, and the next command. At most 1,000 tokens."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from pipeline.runs import checkpoints, index, journal
 from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
-_MOST_FAILED, _MOST_TRACEBACK, _MOST_LOG = 700, 1_000, 800  # characters; the whole answer has at most a thousand tokens
-_LOG_BYTES = 1 << 16
+_MAX_FAILED, _MAX_TRACEBACK, _MAX_LOG = 700, 1_000, 800  # characters, so that the answer has at most 1,000 tokens
+_LOG_BYTES = 1 << 16  # of a log's end, in which the lines are looked for
 _LINE = re.compile(r"(?P<rank>\d+|-) \| (?P<text>.*)")  # a line of a host's log; torchrun's lines have - as rank
 _HUNG = re.compile(r"rank (?P<rank>\d+) on (?P<host>\S+) hangs")
 _PROJECT_FRAME = re.compile(r'^  File "(?P<path>[^/"<][^"]*)", line (?P<line>\d+)', re.MULTILINE)
-_FIXES = (  # (pattern in the failure, fix); the first match counts
+# pairs (pattern in the failure, fix); the first match counts. In braces: groups of the pattern, and names from _fix
+_FIXES = (
     (r"No module named '(?P<missing>[^']+)'", "install what brings {missing} on the hosts, or put it into the project"),
     (f"{OUT_OF_MEMORY}|SIGKILL", "give it more memory, or a smaller batch"),
     *SCRIPT_HINTS,
@@ -66,21 +67,21 @@ def triage(current: Session) -> None:
     """Print why a run failed, the evidence, and the next command. Raises UsageError: no such run."""
     invocation, runs_dir = current.invocation, current.config.runs_dir
     folder = index.find(runs_dir, invocation.options.get("run") or _newest_unfinished(runs_dir))
-    known = examine(folder, invocation.runs_dir_words)
+    result = examine(folder, invocation.runs_dir_words)
     if wants_json():
-        answer(asdict(known))
+        answer(asdict(result))
         return
-    for name, text in (("run", known.run), ("what", known.what), ("failed", known.failed), ("where", known.where)):
+    for name, text in (("run", result.run), ("what", result.what), ("failed", result.failed), ("where", result.where)):
         if text:
             say(f"{name:<9}{text}")
-    for name, text in known.evidence.items():
+    for name, text in result.evidence.items():
         say(f"{name}:")
         say_log("\n".join(f"  {line}" for line in text.splitlines()))
-    say(f"next     {known.next}")
+    say(f"next     {result.next}")
 
 
 def _newest_unfinished(runs_dir: Path) -> str:
-    """Return the key of the newest run that did not finish, else the word for the newest of all."""
+    """Return the key of the newest run that did not finish; if all did, ``last``, the word for the newest run."""
     unfinished = (State.FAILED, State.KILLED, *UNDER_WAY)
     return next((row.key for row in reversed(index.rows(runs_dir)) if row.state in unfinished), LAST)
 
@@ -92,17 +93,20 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     errors = _errors(folder, attempt)
     # a reservation says why nothing may be claimed about the run's figures: unproven, not finished
     failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
-    failed = failed if len(failed) <= _MOST_FAILED else f"{failed[:_MOST_FAILED]}…"
+    failed = failed if len(failed) <= _MAX_FAILED else f"{failed[:_MAX_FAILED]}…"
+    # the first error names the host; without one, the message of the failure may
     host_in_message = next((name for name in run.hosts if name in failed), next(iter(run.hosts), ""))
     host, error = errors[0] if errors else (host_in_message, None)
     rank = error.rank if error else None
     places = [f"{name} rank {one.rank}" for name, one in errors]
-    if hung := _HUNG.search(failed):  # the other ranks were only ended
+    if hung := _HUNG.search(
+        failed
+    ):  # the errors are of the other ranks, which were ended because of the one that hangs
         host, rank = hung["host"], int(hung["rank"])
         places = [f"{host} rank {rank}"]
     frames = without_message(error.traceback, error.message) if error else ""
-    traceback = shortened(frames, folder.key) if frames.strip() else ""  # the frames of the user's code, and the last
-    evidence = {"traceback": _last_lines(traceback, _MOST_TRACEBACK)} if traceback else {}
+    traceback = shortened(frames, folder.key) if frames.strip() else ""  # frames of the user's code, and the last one
+    evidence = {"traceback": _last_lines(traceback, _MAX_TRACEBACK)} if traceback else {}
     if run.failure and (log := _log(folder, attempt, host, rank)):
         evidence[f"log of {host}"] = log
     return Triage(
@@ -118,7 +122,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
 
 
 def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
-    """Return host and error of an attempt's ranks, the earliest first, without errors that another error caused."""
+    """Return pairs (host, error) of an attempt's ranks, the earliest first, without errors that another one caused."""
     errors: list[tuple[str, RankError]] = []
     for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
         node_exit = documents.read_or_empty(path)
@@ -135,6 +139,7 @@ def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
 
 
 def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
+    """Return the last lines before the first traceback in a host's log, of all ranks if ``rank`` is None; or ''."""
     path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
     try:
         with path.open("rb") as file:
@@ -143,21 +148,25 @@ def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
     except OSError:
         return ""
     matches = [match for line in lines if (match := _LINE.fullmatch(line))]
-    parsed = [match for match in matches if match["rank"] != "-"]
-    if not parsed:  # torchrun itself could not start
-        return _last_lines("\n".join(match["text"] for match in matches), _MOST_LOG)
-    texts = [match["text"] if rank is not None else match[0] for match in parsed if rank in (None, int(match["rank"]))]
-    end = next((at for at, text in enumerate(texts) if "Traceback (most recent call last):" in text), len(texts))
-    return _last_lines("\n".join(texts[:end]), _MOST_LOG)
+    of_ranks = [match for match in matches if match["rank"] != "-"]
+    if not of_ranks:  # torchrun itself could not start
+        return _last_lines("\n".join(match["text"] for match in matches), _MAX_LOG)
+    if rank is None:
+        texts = [match[0] for match in of_ranks]  # with the rank in front
+    else:
+        texts = [match["text"] for match in of_ranks if int(match["rank"]) == rank]
+    # the traceback is shown as evidence of its own
+    end = next((n for n, text in enumerate(texts) if "Traceback (most recent call last):" in text), len(texts))
+    return _last_lines("\n".join(texts[:end]), _MAX_LOG)
 
 
 def _next_step(folder: RunFolder, run: ComparedRun, runs_dir_words: Sequence[str], host: str, traceback: str) -> str:
-    """Return the fix, if one is needed, and the command that continues."""
+    """Return the next command, after what has to be fixed before it, if anything."""
     train = command_line("train", run.overrides, runs_dir_words)
     if locks.is_held(folder.lock):
         return f"doit status {run.key} --watch; it is under way"
-    if run.state == State.FINISHED and (lacks := lacking_files(folder)) is not None:
-        return f"{lacks}; until then {train} runs it again"
+    if run.state == State.FINISHED and (unkeyed := lacking_files(folder)) is not None:
+        return f"{unkeyed}; until then {train} runs it again"
     if run.state in (State.FINISHED, index.ACCEPTED):
         return f"nothing: it is {run.state}"
     if folder.summary.exists() and not folder.result.exists():
@@ -169,6 +178,7 @@ def _next_step(folder: RunFolder, run: ComparedRun, runs_dir_words: Sequence[str
 
 
 def _fix(run: ComparedRun, host: str, traceback: str, logs: str) -> str:
+    """Return what to fix, by the failure's message or the traceback; ``logs``: the command that shows the logs."""
     cluster_words = [word for word in run.overrides if word.lstrip("+").startswith("cluster")]
     preflight, clean = command_line("preflight", cluster_words), "doit clean says which runs may go"
     if any(word.startswith("cluster=") and word != "cluster=local" for word in cluster_words):
@@ -176,15 +186,16 @@ def _fix(run: ComparedRun, host: str, traceback: str, logs: str) -> str:
     for pattern, fix in _FIXES:
         if match := re.search(pattern, run.failure):
             missing = match.groupdict().get("missing", "")
+            # the module is the project's own, but it isn't in the snapshot: its import can't be seen in the code
             if "No module" in pattern and (ROOT / f"{missing}.py").is_file():
                 return f"add program.inputs=[{missing}.py], as the code doesn't show the import"
-            known = {"host": host, "logs": logs, "preflight": preflight, "clean": clean}
-            return fix.format(**{**match.groupdict(), "missing": missing, **known})
+            names = {"host": host, "logs": logs, "preflight": preflight, "clean": clean}
+            return fix.format(**{**match.groupdict(), "missing": missing, **names})
     frames = _PROJECT_FRAME.findall(traceback)
     return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
 
 
-def _last_lines(text: str, most: int) -> str:
-    """Return the last complete lines of a text, at most ``most`` characters, without secrets."""
+def _last_lines(text: str, max_length: int) -> str:
+    """Return the last complete lines of a text, at most ``max_length`` characters, without secrets."""
     text = hide(text.strip("\n"))
-    return text if len(text) <= most else f"…\n{text[-most:].partition(chr(10))[2]}"
+    return text if len(text) <= max_length else f"…\n{text[-max_length:].partition(chr(10))[2]}"
