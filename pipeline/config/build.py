@@ -1,4 +1,7 @@
-"""Turn a resolved configuration into the typed objects of the pipeline. Pure, except that a hostfile is read."""
+"""The typed configuration of a run (``RunConfig``), which ``build`` makes of a composed one and checks as a whole.
+
+Nothing is written, and only files are read: the hostfile, a script, a user's own classes.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +39,25 @@ from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
+_MAX_NAME, _MAX_PATH = 255, 3000  # bytes; Linux allows paths of 4,096, and the files of runs need the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run as configured: typed for the pipeline, ``resolved`` for config.json."""
+    """The configuration of one run."""
 
-    train: node.TrainConfig  # what the node half reads; unused if there is a script
+    train: node.TrainConfig  # what the node half reads; unused for a script
     cluster: Cluster
     tracking: TrackingConfig
     runs_dir: Path
     data_dir: Path
-    resolved: Mapping[str, Any]  # as config.json holds it: with placeholders for secrets
-    overrides: tuple[str, ...]  # with placeholders for secrets too
+    resolved: Mapping[str, Any]  # the whole configuration as config.json stores it, with placeholders for secrets
+    overrides: tuple[str, ...]  # the typed words, with placeholders for secrets
     sweep: SweepConfig  # sweep, search and notify don't count in the key
     search: SearchConfig
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig, repr=False)
     script: ScriptFiles | None = None
-    step: StepSource | None = None  # makes the data: train and script have its output's path, resolved its name
+    step: StepSource | None = None  # makes the data: train and script have the path of its output, resolved its name
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)  # to be masked in messages
     parent: RunConfig | None = None  # the run that init.run names
 
@@ -78,7 +81,7 @@ class RunConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines about how the paths in a script's arguments count, to be shown before it starts."""
+        """Lines about which paths in a script's arguments are part of the key, to be shown before it starts."""
         return self.script.notes if self.script is not None else ()
 
     @property
@@ -121,15 +124,16 @@ def build(
         root: the folder that relative paths start at.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
         shares_batch: refuse a global batch that the ranks can't share; False for what doesn't train.
-        must_exist: refuse a script whose files are missing, and a class of the user's own; False to look up runs whose
-            files may have moved, and those of any class (``model=own`` without a target).
+        must_exist: refuse a script or class of the user that doesn't exist; False for verbs that look up runs by
+            overrides: their files may have moved, and ``model=own`` without a target means any class.
         steps: finds the step that the data comes from.
-        children: ``init.run`` of the runs that start from this one.
+        children: the values of ``init.run`` of the runs that start from this one, to find a circle.
 
     Raises UsageError: a field that no code reads, or a value that can't work.
     """
     _refuse_unread(resolved, overrides)
-    # the trainer reads the path of a step's output, and the run's own configuration names the step
+    # three forms: the trainer reads the path of a step's output, a script replaces the sections of the classifier, and
+    # config.json names the step, because its path isn't the same everywhere
     with_data_path, step = with_step(with_script_facts(resolved, root), steps)
     of_program, script = with_script(with_data_path, overrides, root, must_exist=must_exist, has_step=step is not None)
     of_run = with_step_named(of_program, resolved)
@@ -156,6 +160,7 @@ def build(
 
 
 def _with_any_target(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in a target where it is empty, which ``train_config`` would refuse; nothing is trained with it."""
     return {
         name: {**section, "target": "any:any"}
         if isinstance(section, Mapping) and section.get("target") == ""
@@ -165,7 +170,7 @@ def _with_any_target(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tracking_config(section: Mapping[str, Any]) -> TrackingConfig:
-    """Return the section ``tracking`` with the fields of its tracker. Raises UsageError: an unknown one, a bad name."""
+    """Return the section ``tracking`` as the settings of its tracker. Raises UsageError: an unknown one, a bad name."""
     tracker = section.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
     config: TrackingConfig = settings(**section)
@@ -187,7 +192,7 @@ def parent_of(
     except ValueError as error:  # of shlex
         raise UsageError(f"init.run={parent_words!r} can't be split into words: {error}") from error
     except UsageError as error:
-        if children or error.what.startswith("init.run"):
+        if children or error.what.startswith("init.run"):  # the message names the field once, for the outermost run
             raise
         raise UsageError(f"init.run={parent_words!r}: {error.what}", hint=error.hint) from error
     if parent.script is not None:
@@ -222,9 +227,9 @@ def _check_together(
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
-    """Refuse ranks that can't share the global batch evenly, and hosts that can't give equal weights by trainer.shards.
+    """Raise UsageError if the ranks can't share the global batch evenly, or can't keep the promise of trainer.shards.
 
-    Raises UsageError: names numbers that work, or the variable in which hosts differ.
+    That is: equal weights on any number of ranks and hosts. The error names numbers that work, or what to change.
     """
     try:
         trainer.check_ranks(cluster.world_size)
@@ -264,11 +269,12 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
 
 
 def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
+    """Raise UsageError for sections that no code reads (added by ``+name=…``), and for missing ones (``~name``)."""
     refuse_unprintable(resolved)
     sections = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in sections:
-            from pipeline.config.unknown_key import unknown_key  # knows other tools' names, for errors alone
+            from pipeline.config.unknown_key import unknown_key  # needed for this error alone
 
             values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
             others = {name: value for name, value in resolved.items() if name in sections}
@@ -279,10 +285,10 @@ def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
 
 
 def _folder(root: Path, field: str, value: str) -> Path:
-    """Return the absolute path of a folder relative to the project. Raises UsageError: none can have this name."""
+    """Return the absolute path of a folder relative to the project. Raises UsageError: no folder can have this name."""
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
-    if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
+    if any(len(part.encode()) > _MAX_NAME for part in Path(value).parts) or len(value.encode()) > _MAX_PATH:
         raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
     path = root / expanded(value, f"{field}={value}")
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  (Path's raises)
@@ -291,26 +297,27 @@ def _folder(root: Path, field: str, value: str) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------- what config.json holds
+# ------------------------------------------------------------------------------- config.json
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step", "notify")
+"""Sections that the ranks don't read."""
 
 
 def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
-    """Return a resolved configuration without the settings of sweeps and without ``secrets``.
+    """Return a resolved configuration as config.json stores it: without sections about sweeps, and without ``secrets``.
 
     Raises UsageError: a placeholder in place of a secret, or a secret in a field that the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ["sweep", "search", "notify"]
-    outside += [] if describes_script(resolved) else [programs.SECTION]
-    outside += [] if resolved.get("step") else ["step"]
-    shown = without_secrets({name: value for name, value in resolved.items() if name not in outside}, secrets)
+    left_out = ["sweep", "search", "notify"]
+    left_out += [] if describes_script(resolved) else [programs.SECTION]
+    left_out += [] if resolved.get("step") else ["step"]
+    shown = without_secrets({name: value for name, value in resolved.items() if name not in left_out}, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)
     return with_sorted_arguments(shown)
 
 
 def stored_overrides(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
-    """Return the overrides with placeholders for secrets and without those of ``notify``."""
+    """Return the overrides with placeholders for secrets, and without those of the section ``notify``."""
     kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
     return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
 
@@ -328,11 +335,12 @@ def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
 
 
 def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """Refuse secrets in fields that the ranks read from config.json; their environment may hold them instead."""
+    """Raise UsageError for secrets in fields that the ranks read from config.json; their environment can have them."""
     for group, section in resolved.items():
         if group in _NOT_OF_THE_TRAINER or group not in shown or not isinstance(section, Mapping):
             continue
         for name, value in section.items():
+            # a difference means that a secret was masked; dataset.source is used by the controller alone
             if shown[group][name] != value and (group, name) != ("dataset", "source"):
                 field = next(iter(placeholders({group: {name: shown[group][name]}})), f"{group}.{name}")
                 reader = "script" if group == programs.SECTION else "trainer"

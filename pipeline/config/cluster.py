@@ -1,4 +1,7 @@
-"""Turn the section ``cluster`` into hosts and launch numbers. Pure, except that a hostfile is read."""
+"""The cluster of a run: ``build_cluster`` checks the section ``cluster`` and makes a ``Cluster`` with its hosts of it.
+
+Hosts are this computer, named hosts (``cluster.hosts``, a hostfile), or nodes that a scheduler grants. None is asked.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,16 @@ from pipeline.core.specs import Cluster, Host, unfit_name
 
 HOSTS = "hosts"
 """The value of ``cluster.environment`` with which the hosts are asked for their versions."""
-CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
+CPU_RANKS = 2  # for nproc_per_node=auto without a GPU: the same everywhere, so that a run has one key on every laptop
 
 
 def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) -> Cluster:
-    """Return hosts and launch numbers from the resolved section ``cluster``; relative paths start at ``root``.
+    """Return the cluster that the resolved section ``cluster`` describes; relative paths start at ``root``.
 
     Raises UsageError: a value that can't work.
     """
     settings_class = LAUNCHERS.settings(str(section["launcher"]))
+    # settings may be shown and stored, so secrets are masked in them; unmasked has what the hosts need
     settings: ClusterConfig = typed(settings_class, without_secrets({"cluster": section})["cluster"])
     hosts_and_spares = {field: _typed_hosts(section, field) for field in ("hosts", "spares")}
     unmasked: ClusterConfig = typed(settings_class, {**section, **hosts_and_spares})
@@ -39,7 +43,7 @@ def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) ->
     elif settings.capabilities.hosts_are_granted:
         entries = _granted(settings)
     else:
-        entries = _first(_named_hosts(unmasked, root), settings)
+        entries = _first_nodes(_named_hosts(unmasked, root), settings)
     host = functools.partial(
         _host, cluster=unmasked, nproc_per_node=nproc, secrets=secret_values({"cluster": section}), root=root
     )
@@ -74,7 +78,7 @@ def _typed_hosts(section: Mapping[str, Any], field: str) -> list[HostConfig]:
     """Return the entries of ``hosts`` or ``spares``. Raises UsageError: an unknown field, which ``++`` can add."""
     for entry in section[field]:
         if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
-            from pipeline.config.unknown_key import not_of_a_host  # knows other tools' names, for errors alone
+            from pipeline.config.unknown_key import not_of_a_host  # needed for this error alone
 
             raise not_of_a_host(unknown[0], f"cluster.{field} {entry['name']}")
     return [HostConfig(**entry) for entry in section[field]]
@@ -94,7 +98,7 @@ def _this_computer(cluster: ClusterConfig) -> list[HostConfig]:
 
 
 def _granted(cluster: ClusterConfig) -> list[HostConfig]:
-    """Return one entry per requested node; the scheduler names the nodes later."""
+    """Return an entry with an invented name for each requested node, because the scheduler names them only later."""
     if cluster.hosts or cluster.hostfile:
         raise UsageError(
             f"cluster.hosts and cluster.hostfile name hosts, and {cluster.launcher} chooses them itself; "
@@ -133,7 +137,8 @@ def _text_of(path: Path, option: str) -> str:
         raise UsageError(f"{option} is not a text file: {error}") from error
 
 
-def _first(entries: list[HostConfig], cluster: ClusterConfig) -> list[HostConfig]:
+def _first_nodes(entries: list[HostConfig], cluster: ClusterConfig) -> list[HostConfig]:
+    """Return the first ``cluster.nnodes`` hosts; all of them if that is null."""
     count = cluster.nnodes
     if count is None:
         return entries
@@ -147,12 +152,12 @@ def _first(entries: list[HostConfig], cluster: ClusterConfig) -> list[HostConfig
 def _host(
     entry: HostConfig, field: str, *, cluster: ClusterConfig, nproc_per_node: int, secrets: frozenset[str], root: Path
 ) -> Host:
-    """Return one host; settings that its entry lacks come from the cluster. ``secrets`` are texts to be masked."""
+    """Return the host of an entry; what it doesn't set comes from the cluster. ``secrets``: texts to be masked."""
     if entry.nproc_per_node is not None and entry.nproc_per_node < 1:
         raise UsageError(f"{field} {entry.name}: nproc_per_node={entry.nproc_per_node} must be at least 1")
     env = {**_checked_env(cluster.env, "cluster.env"), **_checked_env(entry.env or {}, f"{field} {entry.name}: env")}
     for folder in filter(None, env.get("PYTHONPATH", "").split(":")):
-        if not (root / folder).is_dir() and not folder.startswith("/"):  # an absolute one may be there on hosts alone
+        if not (root / folder).is_dir() and not folder.startswith("/"):  # an absolute path may exist on hosts alone
             raise UsageError(
                 f"cluster.env.PYTHONPATH names {folder}, and there is no folder {root / folder}",
                 hint="a folder relative to the project, or an absolute path",
@@ -172,7 +177,7 @@ def _host(
 
 
 def _checked_env(env: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Check the ranks' variables: valid names, and texts as values (``true`` of a file is "True" by now)."""
+    """Return the environment variables of ranks after a check of their names and values, which must be texts."""
     for name, value in env.items():
         if not name or any(mark in name for mark in "=\0") or not name.isprintable():
             raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")
@@ -186,7 +191,7 @@ def _checked_env(env: Mapping[str, Any], field: str) -> dict[str, str]:
 
 
 def _device(cluster: ClusterConfig, env: Mapping[str, str], local_gpus: int) -> str:
-    """Return the kind of device that the ranks compute on, as it counts in the key; auto if no host was asked."""
+    """Return the device of the ranks, a part of the key: cpu, cuda, or auto for hosts that are asked only later."""
     if cluster.device != "auto" or not cluster.capabilities.is_this_computer:
         return cluster.device
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"
@@ -202,9 +207,9 @@ def _nproc_per_node(cluster: ClusterConfig, local_gpus: int) -> int:
     raise UsageError(f"cluster.nproc_per_node={count!r} must be a whole number from 1{auto}")
 
 
-# ------------------------------------------------------------------------------- what must fit together
+# ------------------------------------------------------------------------------- checks of several fields
 def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
-    """Refuse names, users and ports that a host can't have, hosts named twice, and spares that fit no host."""
+    """Raise UsageError: an impossible name, user or port, a host that is named twice, or a spare unlike all hosts."""
     field_by_label: dict[str, str] = {}
     for field, host in [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", host) for host in spares)]:
         if why := unfit_name(host):
@@ -222,7 +227,7 @@ def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
         field_by_label[host.label] = field
     for spare in spares:
         reasons = [why_unfit(spare, host) for host in hosts]
-        if all(reasons):  # its ranks or variables, which count in the key, are no host's
+        if all(reasons):  # a spare needs a host's ranks and variables, because these are part of the key
             raise UsageError(
                 f"cluster.spares {spare.label} can take no host's place: {reasons[0]}; "
                 "a spare has the ranks and the variables of a host"
@@ -230,7 +235,7 @@ def _check_hosts(hosts: Sequence[Host], spares: Sequence[Host]) -> None:
 
 
 def _container(cluster: ClusterConfig) -> str | None:
-    """Return the image of the ranks. Raises UsageError: the launcher can't start it, or settings don't go with it."""
+    """Return the image that the ranks run in, or None. Raises UsageError: not with this launcher or these settings."""
     image = cluster.container
     if image is None:
         if cluster.container_mounts:
@@ -249,7 +254,7 @@ def _container(cluster: ClusterConfig) -> str | None:
 
 
 def _versions(environment: Any) -> dict[str, str]:
-    """Return the versions in ``cluster.environment``; none if the hosts are asked for theirs. Raises UsageError."""
+    """Return the versions in ``cluster.environment``; {} if the hosts are to be asked for theirs. Raises UsageError."""
     if environment == HOSTS:
         return {}
     if not isinstance(environment, Mapping):
@@ -261,6 +266,7 @@ def _versions(environment: Any) -> dict[str, str]:
 
 
 def _check_restarts(cluster: ClusterConfig, nnodes: int) -> None:
+    """Raise UsageError if what is to happen after a lost host, or on busy ones, doesn't fit the launcher."""
     min_nodes, when_busy = cluster.min_nodes, cluster.when_busy
     if cluster.spares and cluster.capabilities.is_this_computer:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
@@ -289,9 +295,9 @@ _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
 
 def parse_ssh(text: str, source: str) -> list[HostConfig]:
-    """Return the hosts of an ssh hostfile in the file's order. ``slots`` is nproc_per_node.
+    """Return the hosts of an ssh hostfile in the file's order; ``slots=N`` sets nproc_per_node.
 
-    Raises UsageError: with ``source:line``, the value seen and the valid form.
+    ``source``: the file's name for errors. Raises UsageError: a line that can't be read.
     """
     hosts = [_ssh_line(words, f"{source}:{number}") for number, words in _lines(text, source)]
     if not hosts:
@@ -300,9 +306,9 @@ def parse_ssh(text: str, source: str) -> list[HostConfig]:
 
 
 def parse_mpi(text: str, source: str) -> list[HostConfig]:
-    """Return the hosts of a hostfile for Open MPI or MPICH. Raises UsageError.
+    """Return the hosts of a hostfile for Open MPI or MPICH, with the slots of equal lines added up. Raises UsageError.
 
-    The slots of a host on several lines are added up, as batch systems list a host once for each slot.
+    Batch systems list a host once for each slot.
     """
     slots: dict[str, list[int | None]] = {}
     for number, words in _lines(text, source):
@@ -317,8 +323,8 @@ def parse_mpi(text: str, source: str) -> list[HostConfig]:
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and words of each line with words. Raises UsageError: the file is YAML."""
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
+    """Yield pairs (number, words) of the lines that are not empty. Raises UsageError: the file is YAML."""
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() also splits at control characters
         if words := line.partition("#")[0].split():
             if words[0].endswith(":") or words[0] == "-":
                 raise UsageError(
@@ -329,7 +335,7 @@ def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
-    """Return name and slots (None: not given) of a line."""
+    """Return the host name and the slots of a line; None for slots that it doesn't say."""
     name, colon, text = words[0].partition(":")
     if why := unfit_name(Host(name=name)):
         raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user name belongs in ~/.ssh/config")
@@ -337,7 +343,7 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
 
 
 def _slots(words: list[str], where: str, form: str) -> int | None:
-    """Return the slots of a line (None: not given). ``max_slots=`` is mpirun's."""
+    """Return the slots that the words behind a host's name set, or None. ``max_slots=`` is left to mpirun."""
     counts: dict[str, int] = {}
     for word in words:
         key, equals, value = word.replace("max-slots", "max_slots").partition("=")

@@ -1,4 +1,7 @@
-"""Hydra composition on the controller: the result of a ``@hydra.main`` application, with errors in one line."""
+"""Hydra composition without Hydra's command line: overrides → DictConfig → plain containers, with errors in one line.
+
+``register`` tells Hydra about Paceline's settings classes; ``read_flags`` parses Hydra's own command line.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ from pipeline.core.places import HOME, ROOT, conf_dirs
 from trainers.core import config as node
 
 CONF_DIRS = conf_dirs(ROOT)
-"""Hydra looks in the first folder, then in the others (hydra_plugins/paceline_plugins.py)."""
+"""The folders in which Hydra looks, in this order: the project's conf/, then Paceline's if that is another one."""
 
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-_LITERAL_FIELDS = ("program.args", "program.env")  # OmegaConf's ``???`` (no value) is ordinary text in them
+_LITERAL_FIELDS = ("program.args", "program.env")  # in these, ``???`` is text, and not OmegaConf's mark of no value
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _SHARED = re.compile(r"[+~]*(?P<group>cluster|paths|tracking)\b")
 
@@ -71,25 +74,25 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-    """Compose like ``compose_config``, inside ``hydra_ready()``; ``with_hydra`` keeps Hydra's own section."""
+    """Compose like ``compose_config``, inside of ``hydra_ready()``; ``with_hydra`` keeps Hydra's own section."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
-        from pipeline.config.composition_errors import explain  # long, and only for what can't be composed
+        from pipeline.config.composition_errors import explain  # needed for errors alone
 
         raise explain(error, list(overrides), _composed_or_none) from error
 
 
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
-    """Compose while an error is explained; return None if Hydra refuses the overrides."""
+    """Compose for ``explain``, which tries which words are at fault; return None if Hydra refuses them."""
     try:
         return compose(CONFIG_NAME, overrides=for_hydra(overrides))
-    except Exception:  # the same dozen types
+    except Exception:  # as in compose_now
         return None
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:
-    """Return the text of config.yaml for a resolved configuration, with every ``${`` escaped."""
+    """Return a resolved configuration as the text of config.yaml, with every ``${`` escaped: it is resolved already."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(resolved))))
 
 
@@ -112,19 +115,20 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     try:
         container = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        from pipeline.config.composition_errors import explain_interpolation  # as in ``compose_now``
+        from pipeline.config.composition_errors import explain_interpolation  # needed for errors alone
 
         raise explain_interpolation(error, config) from error
     for field, value in leaves(container):
         if value == MISSING and not field.startswith(_LITERAL_FIELDS):
-            from pipeline.config.composition_errors import no_value  # as in ``compose_now``
+            from pipeline.config.composition_errors import no_value  # needed for errors alone
 
             raise no_value(field)
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
+    # after resolving, the value of ${oc.env:TOKEN} is plain text; its occurrences are marked, so that it gets masked
     names = redact.referenced(OmegaConf.to_container(config, resolve=False))
     values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(name, value)]
-    whole = redact.marked(container, values) if values else container
-    return {str(key): value for key, value in whole.items()}
+    marked = redact.marked(container, values) if values else container
+    return {str(key): value for key, value in marked.items()}
 
 
 def compose_parent(
@@ -134,20 +138,19 @@ def compose_parent(
 
     Args:
         run: the overrides of the parent run, as a shell would split them.
-        words: the overrides of the child; those of cluster, paths and tracking hold for both.
+        words: the overrides of the child; those of cluster, paths and tracking are used for the parent too.
         children: the values of ``init.run`` that led here from the first child, in this order.
 
     Returns the resolved configuration, and the overrides that it was composed from.
 
-    Raises UsageError: an override that can't work, or a run that would start from itself; ValueError: ``run`` can't be
-    split.
+    Raises UsageError: an override that can't work, or a run that would start from itself; ValueError: from shlex.
     """
     if run in children:
         raise UsageError(f"init.run leads back to itself: {' → '.join((*children, run))}")
-    own = [quoted_run(word) for word in shlex.split(run)]
-    names_cluster = any(word.startswith("cluster=") for word in own)
+    parent_words = [quoted_run(word) for word in shlex.split(run)]
+    names_cluster = any(word.startswith("cluster=") for word in parent_words)
     shared = [(word, match["group"]) for word in words if (match := _SHARED.match(word))]
-    overrides = (*(word for word, group in shared if not (names_cluster and group == "cluster")), *own)
+    overrides = (*(word for word, group in shared if not (names_cluster and group == "cluster")), *parent_words)
     resolved = resolve(compose_config(overrides))
     if named_step(resolved) is not None:
         hint = f"doit train {run}, then init.weights=<its key>"
@@ -167,12 +170,14 @@ def register() -> None:
     store.store(group="schema", name="tracking", node=TrackingConfig)
     store.store(group="schema", name="search", node=SearchConfig)
     store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
+    # the user's own defaults, which are merged over conf/ (conf_files.py)
     own = store.repo.setdefault(conf_files.OWN_GROUP, {})
     for name in ("user", "project"):
         content = functools.partial(_own_defaults, name)
         own[f"{name}.yaml"] = _LazyNode(f"{name}.yaml", conf_files.OWN_GROUP, "_global_", content)
     for name, settings in PROGRAMS.items():
         store.store(group="schema/program", name=name, node=settings)
+    # options of other installed packages have no file in conf/: such a file is imitated here
     for name, file in installed_programs().items():
         if _has_file("program", name):
             continue
@@ -184,7 +189,7 @@ def register() -> None:
             schema = functools.partial(_schema, options, name)
             schemas[f"{name}.yaml"] = _LazyNode(f"{name}.yaml", f"schema/{group}", None, schema)
         for name in options.installed():
-            if _has_file(group, name):  # otherwise every command fails: Hydra refuses a file and a schema of one name
+            if _has_file(group, name):  # Hydra refuses a file and a stored option of one name, in every command
                 continue
             defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
             store.store(group=group, name=name, node={"defaults": defaults, choice_of(group): name})
@@ -205,10 +210,10 @@ def _own_defaults(name: str) -> DictConfig:
 
 
 class _LazyNode(ConfigNode):
-    """A node of Hydra's store that is read when Hydra asks for it.
+    """A node of Hydra's store whose content is read when Hydra asks for it.
 
-    All thirty settings classes together take 0.1 s, and the user's own defaults may change. An option that can't be
-    read raises its error only in commands that use it.
+    The schemas of all thirty settings classes would take 0.1 s. The user's own defaults may change meanwhile. And an
+    option that can't be read must fail only the commands that use it.
     """
 
     def __init__(self, name: str, group: str, package: str | None, read: Callable[[], DictConfig]) -> None:
@@ -228,21 +233,18 @@ class _LazyNode(ConfigNode):
 
 # ------------------------------------------------------------------------------- Hydra's own command line
 class HydraFlags(NamedTuple):
-    """A parsed command line of Hydra: the overrides, and whether they stand for the trials of a sweep.
+    """A parsed command line of Hydra."""
 
-    ``composes``: a run, or each trial, is composed from this project's own conf/.
-    """
-
-    words: tuple[str, ...]
-    multirun: bool
-    composes: bool
+    words: tuple[str, ...]  # the overrides
+    multirun: bool  # they describe the trials of a sweep
+    composes: bool  # runs are composed from this project's conf/: no flag asks for help or for another conf/
 
 
 def read_flags(argv: Sequence[str]) -> HydraFlags:
     """Parse the words after ``python -m pipeline``. Raises UsageError: what Hydra would answer with a traceback."""
 
     def refuse(message: str) -> NoReturn:
-        """Take the place of argparse's ``error``. A flag without its value takes the next word, even an override."""
+        """Replace argparse's ``error``. A flag without its value takes the next word for it, even an override."""
         raise UsageError(message, hint="--cfg job, --info or --info defaults, behind the overrides")
 
     parser = get_args_parser()
@@ -255,9 +257,9 @@ def read_flags(argv: Sequence[str]) -> HydraFlags:
             "--shell-completion needs install=SHELL or uninstall=SHELL",
             hint='eval "$(python -m pipeline --shell-completion install=bash)"',
         )
-    own_path = args.config_path is not None and "://" not in args.config_path  # otherwise a package
+    is_folder = args.config_path is not None and "://" not in args.config_path  # pkg://… names a package
     # Hydra takes a relative path from the folder of the module that calls it
-    folders = [HOME / "pipeline" / args.config_path] if own_path else [*CONF_DIRS]
+    folders = [HOME / "pipeline" / args.config_path] if is_folder else [*CONF_DIRS]
     folders += [Path(args.config_dir)] if args.config_dir is not None else []
     if absent := next((folder for folder in folders if not folder.is_dir()), None):
         raise UsageError(f"there is no folder {absent}", hint="an absolute path")

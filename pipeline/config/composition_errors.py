@@ -1,4 +1,8 @@
-"""Turn errors of Hydra and OmegaConf into one line: the word, or the file with its line, and the correction."""
+"""Explanations of errors of Hydra and OmegaConf in one line: the word, or the file and line, that is wrong, and a fix.
+
+``explain`` calls one function after the other until one recognises its kind of mistake, by the texts of the errors:
+first those about files of conf/, then those about words of the command line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from pipeline.core.program import SCRIPT, SECTION
 from trainers.script.settings import regex_error
 
 TryCompose = Callable[[Sequence[str]], DictConfig | None]
-"""Composes overrides; None if they can't be composed."""
+"""A function that composes overrides; it returns None if they can't be composed."""
 _ABSENT = object()
 _PACKAGE = "# @package _global_"
 _IN_FILE = re.compile(r"In '([^']+)': ")  # how Hydra's errors name a configuration file
@@ -54,7 +58,7 @@ _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_k
 _NO_TEXT = re.compile(r"Cannot convert '(list|dict)' to string")
 _A_LIST = "Cannot merge DictConfig with ListConfig"
 _NO_FIELD = re.compile(r"Interpolation key '([^']+)' not found")
-_WITHOUT_OPTION = {  # group → how to choose what has no option of its own
+_WITHOUT_OPTION = {  # group → how to use something that no option of the group stands for
     "dataset": "dataset=folder dataset.source=FOLDER for images in one folder a class, dataset=torchvision "
     "dataset.class=NAME for one of torchvision's, dataset=own for a function of yours",
     "model": "model=torchvision model.arch=NAME for one of torchvision's, model=own model.target=MODULE:CLASS for one "
@@ -101,14 +105,14 @@ class Word(NamedTuple):
 
 
 class CompositionFailure:
-    """A failed composition. ``text`` is that of the error and of all its causes.
+    """A failed composition, with what the explanations need to know of it.
 
     ``try_compose`` composes other overrides, to find the one at fault and the valid names.
     """
 
     def __init__(self, error: Exception, overrides: Sequence[str], try_compose: TryCompose) -> None:
         self.error, self.overrides, self.try_compose = error, [*overrides], try_compose
-        self.causes: list[BaseException] = [error]
+        self.causes: list[BaseException] = [error]  # the error, its cause, the cause of that, …
         while (cause := self.causes[-1].__cause__) is not None:
             self.causes.append(cause)
         self.text = " ".join(map(str, self.causes))
@@ -117,16 +121,16 @@ class CompositionFailure:
     def culprit(self) -> Word:
         """The override at fault; ``conf/config.yaml`` if there is no override.
 
-        The only override of the field that the error names, even if another word gave the field its type
-        (program.env.A=[1] program.script=a.py), else the first with which composing fails.
+        If one override alone sets the field that the error names, it is this one, even if another word gave the field
+        its type (program.env.A=[1] program.script=a.py). Otherwise it is the first with which composing fails.
         """
-        named = None if _IN_FILE.search(self.text) else _FULL_KEY.search(self.text)
-        of_field = [
-            one for one in map(Word.of, self.overrides) if named and one.name == named[1] and "~" not in one.mark
+        field = None if _IN_FILE.search(self.text) else _FULL_KEY.search(self.text)
+        setters = [
+            word for word in map(Word.of, self.overrides) if field and word.name == field[1] and "~" not in word.mark
         ]
-        if len(of_field) == 1:
-            return of_field[0]
-        for index, item in enumerate(self.overrides[:-1]):  # all together do fail
+        if len(setters) == 1:
+            return setters[0]
+        for index, item in enumerate(self.overrides[:-1]):  # without the last: all together are known to fail
             if self.try_compose(self.overrides[: index + 1]) is None:
                 return Word.of(item)
         return Word.of(self.overrides[-1] if self.overrides else "conf/config.yaml")
@@ -134,29 +138,26 @@ class CompositionFailure:
     def files(self) -> Iterator[ConfigFile]:
         """Yield the files that may be at fault: the one named in the error, the culprit's option, the own defaults.
 
-        All of these, because an error about an option doesn't say which file chooses it.
+        An error about an option doesn't say which of these files chooses it.
         """
-        own = conf_files.own_files()
-        choices = _IN_FILE.findall(self.text)[:1]
+        own_files = conf_files.own_files()
+        names = _IN_FILE.findall(self.text)[:1]  # GROUP/OPTION
         group, equals, option = self.culprit.text.lstrip("+").partition("=")
-        choices += [f"{group.partition('@')[0]}/{option}"] if equals else []
-        for choice in dict.fromkeys(choices):
-            paths = (folder / f"{choice}.yaml" for folder in conf_dirs(ROOT))
-            path = own.pop(choice, None) or next((path for path in paths if path.is_file()), None)
+        names += [f"{group.partition('@')[0]}/{option}"] if equals else []
+        for name in dict.fromkeys(names):
+            paths = (folder / f"{name}.yaml" for folder in conf_dirs(ROOT))
+            path = own_files.pop(name, None) or next((path for path in paths if path.is_file()), None)
             if path is not None:
-                is_own = choice.startswith(conf_files.OWN_GROUP)
-                yield ConfigFile.read(path, "" if is_own else choice.rpartition("/")[0])
-        yield from (ConfigFile.read(path, "") for path in reversed(own.values()))
+                is_own = name.startswith(conf_files.OWN_GROUP)
+                yield ConfigFile.read(path, "" if is_own else name.rpartition("/")[0])
+        yield from (ConfigFile.read(path, "") for path in reversed(own_files.values()))
 
 
 class ConfigFile(NamedTuple):
-    """A file of a conf/ folder, or the user's own defaults.
-
-    ``group`` is the group of the option in this file, such as ``experiment``; '' if the file is no option.
-    """
+    """A file of a conf/ folder, or the user's own defaults."""
 
     path: Path
-    group: str
+    group: str  # of the option in this file, such as experiment; '' if the file is no option
     lines: Sequence[str]
 
     @classmethod
@@ -169,6 +170,7 @@ class ConfigFile(NamedTuple):
 
     @property
     def is_global(self) -> bool:
+        """Whether its fields belong to the whole configuration, and not to the section of its group."""
         return any(_PACKAGE.lstrip("# ") in line for line in self.lines if line.startswith("#"))
 
     @property
@@ -183,9 +185,10 @@ class ConfigFile(NamedTuple):
 
     def line_of(self, field: str) -> int:
         """Return the line of a field such as ``trainer.epochs``, or of the nearest section above it."""
-        inside = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
+        # a file of a group doesn't repeat the group's name
+        path = field if self.is_global or not self.group else field.removeprefix(f"{self.group.replace('/', '.')}.")
         node, line = self.root, 0
-        for part in inside.split("."):
+        for part in path.split("."):
             entries = node.value if isinstance(node, yaml.MappingNode) else []
             key, node = next((entry for entry in entries if str(entry[0].value) == part), (None, None))
             line = line if key is None else key.start_mark.line + 1
@@ -194,7 +197,7 @@ class ConfigFile(NamedTuple):
 
 def explain(error: Exception, overrides: Sequence[str], try_compose: TryCompose) -> UsageError:
     """Return the error as one line. ``try_compose`` composes other overrides, to find the one at fault."""
-    if isinstance(error, UsageError):  # from an option whose settings can't be read
+    if isinstance(error, UsageError):  # raised while Hydra read an option's settings (compose._LazyNode)
         return error
     failure = CompositionFailure(error, overrides, try_compose)
     explanations = (_unreadable_file, _wrong_entry, _wrong_field, _no_override, _refused_value)
@@ -219,18 +222,19 @@ def no_value(field: str) -> UsageError:
 
 # ------------------------------------------------------------------------------ files
 def _unreadable_file(failure: CompositionFailure) -> UsageError | None:
+    """Explain a file that isn't YAML, or not in UTF-8."""
     for cause in failure.causes:
         if isinstance(cause, MarkedYAMLError):
             mark = cause.problem_mark or cause.context_mark
             place = f"{shown(Path(mark.name), ROOT)}, line {mark.line + 1}" if mark else "a configuration file"
             problem = cause.problem or cause.context or "is no YAML"
             key = problem.removeprefix("found duplicate key ")
-            if key != problem:
+            if key != problem:  # it began so
                 return UsageError(f"{place}: the key {key!r} stands there twice", hint="keep one of the two lines")
             return UsageError(f"{place}: {problem}")
         if isinstance(cause, ReaderError):
             return UsageError(f"{shown(Path(cause.name), ROOT)}: {first_line(cause)}")
-        if isinstance(cause, UnicodeDecodeError):  # it doesn't name the file
+        if isinstance(cause, UnicodeDecodeError):  # this error has the content of the file, but not its name
             in_conf = (path for folder in conf_dirs(ROOT) for path in folder.rglob("*.yaml") if path.is_file())
             places = [shown(path, ROOT) for path in in_conf if path.read_bytes() == cause.object]
             return UsageError(f"{(places or ['a configuration file'])[0]} is not UTF-8 text (byte {cause.start})")
@@ -238,6 +242,7 @@ def _unreadable_file(failure: CompositionFailure) -> UsageError | None:
 
 
 def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
+    """Explain a file of the wrong form: no fields at its top, no package line, or a wrong line in its defaults list."""
     text, groups = failure.text, group_names()
     for file in failure.files():
         group = file.group
@@ -249,8 +254,9 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
             return UsageError(f"{file.at(1)}: a byte-order mark hides it; save the file as UTF-8 without one")
         if (misplaced := _wrong_top_level(file)) is not None:
             return misplaced
-        inside = f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text or _NO_OVERRIDE.search(text)
-        if group and not file.is_global and inside:
+        # these errors come if fields of the whole configuration are taken for fields of the file's group
+        is_nested = f"Key '{group}' not in 'RootConfig'" in text or f"@{group}." in text or _NO_OVERRIDE.search(text)
+        if group and not file.is_global and is_nested:
             return UsageError(
                 f"{file.at(1)}: without {_PACKAGE!r} all that it sets would be fields of {group}, which has none",
                 hint=f"{_PACKAGE} as the first line of the file",
@@ -259,6 +265,7 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
         name = match[1].removeprefix(f"{group}/") if match else ""
         if match is None or not (line := file.entry(name)):
             continue
+        # the entry lacks "override" or the slash before the group's name
         written = file.lines[line - 1].strip()
         if name in groups and (name != match[1] or match.re is _TWICE):
             effect = f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
@@ -274,12 +281,12 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
 
 
 def _wrong_top_level(file: ConfigFile) -> UsageError | None:
-    """Explain a value or a name that can't stand at the top of a file; None if there is none.
+    """Explain an entry at the top of a file that has a dot in its name, or a text in the place of fields.
 
-    That are an option of a group (``dataset: digits``), a text in the place of fields, and ``trainer.epochs: 2``.
+    Such as ``trainer.epochs: 2``, and ``dataset: digits``, which belongs into the defaults list.
     """
-    is_top, sections = file.is_global or not file.group, typing.get_type_hints(RootConfig)
-    for key, node in file.root.value if is_top and isinstance(file.root, yaml.MappingNode) else ():
+    is_whole, sections = file.is_global or not file.group, typing.get_type_hints(RootConfig)
+    for key, node in file.root.value if is_whole and isinstance(file.root, yaml.MappingNode) else ():
         name, place = str(key.value), file.at(key.start_mark.line + 1)
         section, dot, field = name.partition(".")
         if dot and section in sections:
@@ -295,6 +302,7 @@ def _wrong_top_level(file: ConfigFile) -> UsageError | None:
 
 
 def _wrong_field(failure: CompositionFailure) -> UsageError | None:
+    """Explain a field of a file that is unknown or has a value of the wrong type."""
     match, file = _FULL_KEY.search(failure.text), next(failure.files(), None)
     if match is None or file is None or not _IN_FILE.search(failure.text):
         return None
@@ -303,17 +311,19 @@ def _wrong_field(failure: CompositionFailure) -> UsageError | None:
         return _unknown_field(place, field, unknown[1])
     if _is_of_hosts(field) and _NO_HOSTS.search(failure.text):
         return UsageError(f"{place}: {field}: that is no list of hosts; {_HOSTS_ARE}")
+    # of Hydra's message the line that says neither the file nor the field, which are named here anyway
     lines = [line.strip() for line in str(failure.error).splitlines() if line.strip()]
     reason = next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0])
     return UsageError(f"{place}: {field}: {_plain_reason(reason)}")
 
 
 def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
+    """Explain a field that the settings class of that name doesn't have."""
     group, _, name = field.rpartition(".")
     options = OPTIONS.get(group)
     classes = [*map(options.settings, options.names())] if options else []
     classes += typing.get_type_hints(RootConfig).values()
-    settings: type[Any] = next((kind for kind in classes if kind.__name__ == settings_name), RootConfig)
+    settings: type[Any] = next((item for item in classes if item.__name__ == settings_name), RootConfig)
     settings = PROGRAMS[SCRIPT.name] if group == SECTION else settings
     names = [item.name for item in dataclasses.fields(settings)]
     if group == SECTION and name in names:
@@ -355,6 +365,7 @@ def _no_override(failure: CompositionFailure) -> UsageError | None:
 
 
 def _refused_value(failure: CompositionFailure) -> UsageError | None:
+    """Explain an override that can be parsed, and that Hydra or OmegaConf refuses, by the text of the error."""
     word, text = failure.culprit, failure.text
     if missing := next((cause for cause in failure.causes if isinstance(cause, MissingConfigException)), None):
         return _missing_option(missing, failure)
@@ -384,7 +395,7 @@ def _refused_value(failure: CompositionFailure) -> UsageError | None:
 
 
 def _other(failure: CompositionFailure) -> UsageError:
-    """Return OmegaConf's own reason, or another form of the refused value."""
+    """Explain any other error: by the form in which the value would be right, else by OmegaConf's own reason."""
     word, text = failure.culprit, failure.text
     key, value = word.key, word.value
     reason = _plain_reason(first_line(failure.causes[-1]))
@@ -406,6 +417,7 @@ def _other(failure: CompositionFailure) -> UsageError:
 
 
 def _missing_option(error: MissingConfigException, failure: CompositionFailure) -> UsageError:
+    """Explain an option that a group doesn't have; name the file that chooses it, if it isn't a word."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
         try:
@@ -427,9 +439,9 @@ def _missing_option(error: MissingConfigException, failure: CompositionFailure) 
             "one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
-    chosen = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
+    whole_name = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
     entries = ((file, file.entry(group)) for file in failure.files())
-    places = (file.at(line) for file, line in entries if line and chosen.search(file.lines[line - 1]))
+    places = (file.at(line) for file, line in entries if line and whole_name.search(file.lines[line - 1]))
     valid = error.options or ()
     return UsageError(
         f"{next(places, word.text)}: {group or 'config'} has no option {option!r}; {suggestion(option, valid)}",
@@ -439,6 +451,7 @@ def _missing_option(error: MissingConfigException, failure: CompositionFailure) 
 
 def _refused_key(key: str, failure: CompositionFailure) -> UsageError:
     """Explain a key that is unknown, or exists and can't be changed, replaced or added to in this way."""
+    # the composition without the word shows which names there are
     word = failure.culprit
     config = failure.try_compose([item for item in failure.overrides if item != word.text])
     config = failure.try_compose([]) if config is None else config
@@ -447,6 +460,7 @@ def _refused_key(key: str, failure: CompositionFailure) -> UsageError:
         bare_word = word.text.lstrip("+")
         advice = f"to change it write {bare_word}" if bare_word != word.text else f"to add entries write ++{word.text}"
         return UsageError(f"{word.text}: {key} is there but can't be changed this way; {advice}")
+    # for a.b.c.d: the names in a.b.c, else in a.b; of shorter ones unknown_key knows more
     parts = re.split(r"[./]", bare_key)
     for depth in range(len(parts) - 1, 1, -1):
         parent = ".".join(parts[:depth])
@@ -467,6 +481,6 @@ def _plain(config: DictConfig) -> dict[Any, Any]:
 
 
 def _plain_reason(line: str) -> str:
-    """Say in words that need no Python that a text stands in the place of a number; return other lines unchanged."""
+    """Reword OmegaConf's line about a text in the place of a number; return other lines unchanged."""
     match = _NO_NUMBER.fullmatch(line)
     return line if match is None else f"{match[1]} is no {'whole ' if match[2] == 'Integer' else ''}number"

@@ -1,7 +1,7 @@
-"""What is read of conf/ without Hydra: the user's own defaults, the groups with their options, the runs folder.
+"""Readers of conf/ that need no Hydra: the user's own defaults, the groups with their options, the runs folder.
 
 A user's own defaults are ``~/.config/paceline/defaults.yaml`` for all projects, and this project's ``conf/local.yaml``.
-Experiments and overrides win over both.
+They replace values of conf/config.yaml; experiments and overrides replace them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OWN_GROUP = "own_defaults"
 OWN_VARIABLE = "PACELINE_DEFAULTS"
 """The environment variable that names one file instead of both; empty for no file."""
 _replacements: list[Mapping[str, Any]] = []
-"""A stack: the fields of each open ``own_replaced`` block, the innermost last."""
+"""The fields of each open ``own_replaced`` block, the innermost last: they are used instead of the files."""
 
 
 def own_files(root: Path | None = None) -> dict[str, Path]:
-    """Return the existing own-defaults files by their names in Hydra, in the order in which they are merged."""
+    """Return the existing files of own defaults in the order of merging: name in Hydra → path."""
     only_file = os.environ.get(OWN_VARIABLE)
     if only_file is not None:
         paths = {"user": Path(only_file).expanduser()} if only_file else {}
@@ -46,9 +46,9 @@ def own_content(name: str) -> dict[str, Any]:
 
     Raises UsageError: an entry of the defaults list that chooses no option; ValueError: the file holds a list.
     """
-    if _replacements:
+    if _replacements:  # these are both files merged
         return dict(_replacements[-1]) if name == "project" else {}
-    from omegaconf import DictConfig, OmegaConf  # not at the top: a finished run's command loads no OmegaConf
+    from omegaconf import DictConfig, OmegaConf  # imported late: the command of a finished run needs no OmegaConf
 
     path = own_files().get(f"{OWN_GROUP}/{name}")
     if path is None:
@@ -77,15 +77,15 @@ def _choices(entries: Any, path: Path) -> list[dict[str, Any]]:
 
 
 def group_of(key: Any) -> str:
-    """Return the group of an entry's key: ``tracking`` for ``override /tracking``."""
+    """Return the group in the key of a defaults list's entry: ``tracking`` for ``override /tracking``."""
     return str(key).removeprefix("override ").strip().lstrip("/")
 
 
 def own_merged() -> dict[str, Any]:
-    """Return both files merged into one mapping, for a run's provenance. Of equal choices the project's counts."""
+    """Return both files merged into one mapping, for a run's provenance; the project's file wins."""
     if not _replacements and not own_files():
         return {}
-    from omegaconf import OmegaConf  # not at the top, as in own_content
+    from omegaconf import OmegaConf  # imported late, as in own_content
 
     user, project = own_content("user"), own_content("project")
     choices = [*user.pop("defaults", ()), *project.pop("defaults", ())]
@@ -97,7 +97,7 @@ def own_merged() -> dict[str, Any]:
 
 
 def own_words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the fields of own defaults as overrides; ``prefix`` is the section of ``fields`` with a dot."""
+    """Yield fields of own defaults as overrides; ``prefix`` is the section that they belong to: ``trainer.``."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from own_words(value, f"{prefix}{name}.")
@@ -107,7 +107,7 @@ def own_words(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @contextmanager
 def own_replaced(fields: Mapping[str, Any]) -> Iterator[None]:
-    """Compose with these own defaults instead of the files' inside the block, as to reproduce a run."""
+    """Inside the block, compose with these own defaults instead of those in files, to reproduce a run that had them."""
     _replacements.append(fields)
     try:
         yield
@@ -118,14 +118,14 @@ def own_replaced(fields: Mapping[str, Any]) -> Iterator[None]:
 # ------------------------------------------------------------------------------- groups and folders
 _QUOTED_PATH = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT_RUNS = re.compile(r"^paths:\n(?:  .*\n)*?  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
-_CHOICES = {"cluster": "launcher", "tracking": "tracker"}
+_CHOICE_FIELDS = {"cluster": "launcher", "tracking": "tracker"}  # in other groups: name
 _COMMENT = re.compile(r"^# (?!@package)(.*)", re.MULTILINE)
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
 
 def choice_of(group: str) -> str:
     """Return the field of a group's section that holds the name of the chosen option."""
-    return _CHOICES.get(group, "name")
+    return _CHOICE_FIELDS.get(group, "name")
 
 
 class OptionGroup(NamedTuple):
@@ -139,21 +139,22 @@ class OptionGroup(NamedTuple):
 def groups(root: Path = ROOT) -> list[OptionGroup]:
     """Return the groups in the order of config.yaml. Raises OSError."""
     folders = conf_dirs(root)
-    chosen = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))
-    known = []
-    for name, option in chosen.items():
+    defaults = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))  # group → option
+    found = []
+    for name, option in defaults.items():
         if any((folder / name).is_dir() for folder in folders):
+            # the project's files come last, because they replace Paceline's of the same name
             files = {path.stem: path for folder in reversed(folders) for path in (folder / name).glob("*.yaml")}
             heads = {stem: _COMMENT.search(path.read_text(encoding="utf-8")) for stem, path in sorted(files.items())}
-            options = {stem: head[1] if head else "" for stem, head in heads.items()}
-            known.append(OptionGroup(name=name, options=options, default=None if option == "null" else option))
-    return known
+            options = {stem: head[1] if head else "" for stem, head in heads.items()}  # the first comment describes it
+            found.append(OptionGroup(name=name, options=options, default=None if option == "null" else option))
+    return found
 
 
 def config_file(folders: Sequence[Path]) -> Path:
-    """Return the config.yaml that Hydra uses."""
-    named = [folder / "config.yaml" for folder in folders]
-    return next((path for path in named if path.is_file()), named[-1])
+    """Return the config.yaml that Hydra uses: the first one in these folders."""
+    paths = [folder / "config.yaml" for folder in folders]
+    return next((path for path in paths if path.is_file()), paths[-1])
 
 
 def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
@@ -164,5 +165,6 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
     else:
         own = reversed(own_files(root).values())
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (*own, config_file(conf_dirs(root)))]
+        # the first file that says "runs" decides; if it does so in a form unknown here, Hydra has to read it
         match = _DEFAULT_RUNS.search(next((text for text in texts if "runs" in text), ""))
     return root / match["path"] if match else None

@@ -1,6 +1,7 @@
-"""Store compositions, so that a repeated command needs no Hydra, whose import takes 0.5 s.
+"""The memo of compositions: it stores what Hydra composed, so that a repeated command saves Hydra's import of 0.5 s.
 
-Compositions that read anything besides overrides and files (a variable, the clock) are not stored.
+A composition is found again by its overrides and all configuration and code files. It isn't stored if it depends on
+anything else (an environment variable, the clock).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipeline.keys.installed import version
 _MAX_ENTRIES = 64
 _CODE = ("pipeline", "trainers", "hydra_plugins")
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
-"""A resolver whose value may come from elsewhere than conf/ and the overrides: ``oc.env``, ``now``, a user's own."""
+"""A resolver that may read something besides conf/ and the overrides: ``oc.env``, ``now``, one of the user."""
 _READS_VARIABLES = re.compile(r"\b(?:environ|getenv)\b")
 
 
@@ -44,11 +45,8 @@ class ComposeMemo:
         return entry if isinstance(entry, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Store a composition.
-
-        It isn't stored if it holds a secret, if it depends on more than the overrides and files in the entry's name, or
-        if its runs folder isn't the one that the overrides show, where a later call would look for the entry.
-        """
+        """Store a composition, unless it contains a secret or depends on more than what the entry's name covers."""
+        # a later command looks for the entry in the runs folder that its words show
         if self._name is None or self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return
         if self._takes_values_from_outside() or _uses_other_packages(resolved):
@@ -58,7 +56,7 @@ class ComposeMemo:
 
     @cached_property
     def _name(self) -> str | None:
-        """Return the digest of everything that the composition reads; None if that is unknown."""
+        """The name of the entry: the digest of all that the composition reads; None if that is unknown."""
         if self._runs_dir is None or self._files is None or any("hydra" in word for word in self._words):
             return None
         composed_from = {
@@ -70,7 +68,7 @@ class ComposeMemo:
 
     @cached_property
     def _files(self) -> dict[str, bytes] | None:
-        """Return the content of all configuration files and of Paceline's code; None if Hydra searches other places."""
+        """Path → content of all configuration files and of Paceline's code; None if Hydra searches other places."""
         if "searchpath" in config_file(conf_dirs(self._root)).read_text(encoding="utf-8"):
             return None
         ending_by_folder = {str(folder): ".yaml" for folder in conf_dirs(self._root)}
@@ -105,9 +103,9 @@ def _uses_other_packages(resolved: Mapping[str, Any]) -> bool:
 
 
 def _files_below(folder: str, ending: str, parents: tuple[str, ...] = ()) -> Iterator[str]:
-    """Return all files with this ending, also behind symbolic links, which Hydra follows."""
+    """Yield all files with this ending; follow links as Hydra does, but not to a folder above (``parents``)."""
     real_path = os.path.realpath(folder)
-    if real_path in parents or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
+    if real_path in parents or not os.path.isdir(folder):  # noqa: PTH112
         return
     with os.scandir(folder) as entries:
         for entry in entries:

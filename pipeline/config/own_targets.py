@@ -1,6 +1,6 @@
-"""Check a user's own classes and functions (``model.target=my_package.nets:MyNet``) before anything starts.
+"""Checks of a user's own classes and functions (``model.target=my_package.nets:MyNet``) before anything starts.
 
-A process of the same interpreter imports and describes them; what can't be said here is left to the hosts.
+A child process imports and describes them (``signatures.py``). What can't be imported here is left to the hosts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import import_closure, source_file
 from trainers.core.config import OWN, TrainConfig
 
-_IMPORT_S = 60.0  # of a user's modules; one that takes longer is left to the hosts
+_IMPORT_S = 60.0  # for the import of a user's modules; a slower one is checked by the hosts alone
 
 
 class _Use(NamedTuple):
-    """How Paceline uses the class or function of a setting."""
+    """How Paceline calls the class or function that a setting names."""
 
-    arguments: str  # the setting with the user's arguments for it
-    offered: tuple[str, ...] = ()  # arguments that Paceline gives to those that take them
-    positional: tuple[str, ...] = ()  # those that a function is called with
-    base: str = ""  # the required base class by the module that defines it
-    public_base: str = ""  # its public name
+    arguments: str  # the setting that has the user's arguments for it
+    offered: tuple[str, ...] = ()  # keyword arguments that Paceline passes if it accepts them
+    positional: tuple[str, ...] = ()  # positional arguments that Paceline passes to a function
+    base: str = ""  # the base class that it must have, by the module that defines that
+    public_base: str = ""  # the public name of the base class
 
 
 _USES = {
@@ -57,9 +57,9 @@ _USES = {
 
 
 def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:
-    """Refuse missing targets, and arguments that they don't take.
+    """Raise UsageError, with field, file and line, for a missing target and for arguments that a target doesn't take.
 
-    ``python_path`` are the folders of ``cluster.env.PYTHONPATH``. Raises UsageError with field, file and line.
+    ``python_path`` are the folders of ``cluster.env.PYTHONPATH``.
     """
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
@@ -71,10 +71,10 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
         _check_arguments(description, use, setting, getattr(getattr(train, section), name) if section else {})
 
 
-def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> None:
-    """Refuse the function of a step (``step.clean``) that is missing or can't be called as steps are.
+def check_step(step: str, target: str, args: Mapping[str, Any], root: Path) -> None:
+    """Raise UsageError if the function of a step (``step.clean``) is missing or doesn't take the arguments of a step.
 
-    ``given`` are its arguments besides ``inputs`` and ``out``. Raises UsageError with field, file and line.
+    ``args`` are the user's arguments, besides ``inputs`` and ``out``.
     """
     for description in _descriptions({f"{step}.function": target}, root, ()).values():
         takes_any = any(parameter.kind == "VAR_KEYWORD" for parameter in description.parameters)
@@ -84,11 +84,11 @@ def check_step(step: str, target: str, given: Mapping[str, Any], root: Path) -> 
                     f"{step}: {description.where} has no argument {name}, which every step gets",
                     hint=f"def {description.name}(inputs, out)",
                 )
-        _check_arguments(description, _Use(f"{step}.args"), step, {**given, "inputs": (), "out": ""})
+        _check_arguments(description, _Use(f"{step}.args"), step, {**args, "inputs": (), "out": ""})
 
 
 def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription]:
-    """Return field → description of its class or function, without those that only a host can describe.
+    """Return field → description of its class or function, as far as this computer can describe them.
 
     Raises UsageError: one is missing or not callable, or its module can't be imported.
     """
@@ -104,7 +104,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[
 
 
 def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription | None]:
-    """Return descriptions from a process that imports the targets, or stored ones if no imported file changed."""
+    """Return target → description (None: only a host can tell), from the cache if no imported file has changed."""
     closure = import_closure(root, {target.partition(":")[0] for target in targets}, python_path, may_lack=True)
     made_from = {
         "targets": targets,
@@ -117,13 +117,14 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
     answer: dict[str, list[Any] | None] | None = cache.get(entry)
     if answer is None:
         answer = _answer(targets, root, python_path)
+        # an error may have a cause besides these files, and the user may fix that
         if not any(fields and TargetDescription(*fields).error for fields in answer.values()):
-            cache.keep({entry: answer})  # an error may be due to more than these files
+            cache.keep({entry: answer})
     return {target: TargetDescription.of_json(fields) if fields else None for target, fields in answer.items()}
 
 
 def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
-    """Return the answer of ``signatures`` as JSON has it; empty if an import ended the process or takes too long."""
+    """Ask a child process that runs signatures.py; return {} if an import ends the process or takes too long."""
     path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])
     env = {**rank_environment.inheritable(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}
     program = Path(signatures.__file__).read_text(encoding="utf-8")
@@ -136,6 +137,7 @@ def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> d
 
 
 def _refuse_missing_module(setting: str, module: str, root: Path, python_path: Sequence[str]) -> None:
+    """Raise UsageError if a module lies neither in the project nor in an installed package, with a similar name."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
             f"{setting}: {module} is a module of Python's own, and none of its classes or functions is made for this",
@@ -155,6 +157,7 @@ def _refuse_missing_module(setting: str, module: str, root: Path, python_path: S
 
 
 def _refuse_unusable(setting: str, name: str, description: TargetDescription) -> None:
+    """Raise UsageError if the import has failed, or has shown that there is no class or function of this name."""
     if description.error:
         raise UsageError(f"{setting}: {description.place}: {description.error}")
     file, siblings = description.place.file, description.siblings
@@ -166,38 +169,42 @@ def _refuse_unusable(setting: str, name: str, description: TargetDescription) ->
         raise UsageError(f"{setting}: {name} in {file} is {description.value}, and no class or function")
 
 
-def _check_base(description: TargetDescription, use: _Use, setting: str, written: str) -> None:
+def _check_base(description: TargetDescription, use: _Use, setting: str, typed: str) -> None:
+    """Raise UsageError for a class without the required base. A model may also be a function that returns one."""
     if not use.base or use.base in description.bases:
         return
     if description.is_class or setting == "optimizer":
         fault = f"is no subclass of {use.public_base}" if description.is_class else "is a function"
         raise UsageError(
-            f"{written}: {description.where} {fault}", hint=f"class {description.name}({use.public_base}): …"
+            f"{typed}: {description.where} {fault}", hint=f"class {description.name}({use.public_base}): …"
         )
 
 
 def _names(description: TargetDescription) -> list[str]:
+    """Return the names of its parameters, without ``*args`` and ``**kwargs``."""
     return [parameter.name for parameter in description.parameters if not parameter.kind.startswith("VAR_")]
 
 
-def _check_arguments(description: TargetDescription, use: _Use, setting: str, given: Mapping[str, Any]) -> None:
+def _check_arguments(description: TargetDescription, use: _Use, setting: str, args: Mapping[str, Any]) -> None:
+    """Raise UsageError if it can't be called with what Paceline passes and the user's ``args``."""
     where, kinds = description.where, [parameter.kind for parameter in description.parameters]
     positional = () if description.is_class else use.positional
     accepted = sum(kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") for kind in kinds)
     if accepted < len(positional) and "VAR_POSITIONAL" not in kinds:
         takes = f"takes {accepted or 'no'} argument{'' if accepted == 1 else 's'} by place"
         raise UsageError(f"{where} {takes}; {setting} is called with {' and '.join(positional)}")
+    # without the parameters that Paceline fills by position; an optimizer's first one gets the weights
     names = _names(description)[1 if setting == "optimizer" else len(positional) :]
     if setting == "optimizer" and "lr" not in names and "VAR_KEYWORD" not in kinds:
         raise UsageError(
             f"{where} has no argument lr, which every optimizer gets", hint="def __init__(self, params, lr, …)"
         )
-    for name in given:
+    for name in args:
         if name not in names and "VAR_KEYWORD" not in kinds:
             raise UsageError(f"{use.arguments}.{name} is no argument of {where}; {suggestion(name, names)}")
     with_default = {parameter.name for parameter in description.parameters if parameter.has_default}
     for name in names:
-        if name not in with_default and name not in given and name not in use.offered:
+        if name not in with_default and name not in args and name not in use.offered:
             if not use.arguments:
                 raise UsageError(f"{where} needs {name}; a metric gets logits and labels alone")
             raise UsageError(f"{where} needs {name}, which has no default", hint=f"{use.arguments}.{name}=VALUE")

@@ -1,4 +1,7 @@
-"""Check the section ``program`` of a configuration: a user's script in place of the classifier."""
+"""Checks of the section ``program``: a user's script in place of the classifier (Paceline's built-in trainer).
+
+``ScriptData`` finds the data among the paths in a script's arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,14 @@ _CLASSIFIER_SECTIONS = ("dataset", "model", "optimizer", "schedule", "trainer", 
 
 
 def describes_script(resolved: Mapping[str, Any]) -> bool:
-    """Return True if the section describes a script: the one to run, or those whose runs are looked up."""
+    """Whether the section has fields of a script: of the one to run, or for verbs that look up runs of scripts."""
     return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
 
 
 def with_script_facts(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Fill in what follows from the script: its file where ``program.module`` names it, and one rank if it is serial.
+    """Fill in what follows from the script's code: ``program.script`` of a module, the number of ranks for ``auto``.
 
-    ``cluster.nproc_per_node=auto`` becomes 1 for a script that uses no process group.
-
-    Raises UsageError: there is no such module.
+    It is 1 for a script that uses no process group. Raises UsageError: there is no such module.
     """
     resolved = _with_file_of_module(resolved, root)
     cluster, section = resolved["cluster"], resolved.get(programs.SECTION) or {}
@@ -46,7 +47,7 @@ def with_script_facts(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]
 
 
 def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Set ``program.script`` from ``program.module``, which python -m looks up in the working directory first."""
+    """Set ``program.script`` to the file of ``program.module``, which `python -m` looks up in the working directory."""
     section = resolved.get(programs.SECTION) or {}
     module = section.get("module")
     if not module:
@@ -62,7 +63,7 @@ def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, A
             hint="a module of the project; one that is installed runs as program.command=[python,-m,NAME]",
         )
     script = file.relative_to(root).as_posix()
-    if section.get("script") not in (None, script):  # what is read from config.json has both
+    if section.get("script") not in (None, script):  # a stored configuration has both, in agreement
         raise UsageError(
             f"both program.script={section['script']} and program.module={module} say what to run; take one"
         )
@@ -72,12 +73,12 @@ def _with_file_of_module(resolved: Mapping[str, Any], root: Path) -> dict[str, A
 def with_script(
     resolved: Mapping[str, Any], words: Sequence[str], root: Path, *, must_exist: bool = True, has_step: bool = False
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
-    """Return the configuration with the section for config.json, and the script's files; for the classifier neither.
+    """Return the configuration as a script's run stores it, and the script's files; for the classifier None instead.
 
     Args:
         words: the overrides.
-        must_exist: refuse missing files and arguments without a script; False to look up earlier runs.
-        has_step: a step makes the data, and it may use a seed that the script doesn't use.
+        must_exist: refuse missing files, and fields of a script without a script; False to look up earlier runs.
+        has_step: a step makes the data; it may use the seed even if the script doesn't.
 
     Raises UsageError: the script is missing or its settings can't work; a word that sets something of the classifier.
     """
@@ -94,8 +95,8 @@ def with_script(
     files = script_files.find(settings, root=root, must_exist=must_exist)
     data = ScriptData(files.data, settings.untracked, root)
     section["args"] = data.with_placeholders(settings.args)
-    paths = [shown(one.path, root) for one in data.paths]
-    section["data"] = paths if len(paths) > 1 else "".join(paths) or None
+    paths = [shown(item.path, root) for item in data.paths]
+    section["data"] = paths if len(paths) > 1 else "".join(paths) or None  # a list, one path or None
     section["workdir"] = files.workdir
     if settings.script:
         section["script"] = files.shown_name or None
@@ -105,17 +106,18 @@ def with_script(
 
 
 def _without_script(resolved: Mapping[str, Any], *, must_exist: bool) -> dict[str, Any]:
+    """Return the configuration of the classifier, without this section. Raises UsageError: fields of a script in it."""
     section = resolved[programs.SECTION]
     if section["name"] != CLASSIFIER.name:
         raise UsageError(
             f"program.name={section['name']}: that name says which kind of program runs, {CLASSIFIER.name} or "
             f"{SCRIPT.name}, and program.script=FILE sets it; leave it out"
         )
-    of_script = [name for name in section if name != "name"]
-    if of_script and not must_exist:  # these fields choose the runs that are looked up
+    script_fields = [name for name in section if name != "name"]
+    if script_fields and not must_exist:  # these fields choose the runs that are looked up
         return dict(resolved)
-    if of_script:
-        raise UsageError(f"program.{of_script[0]} says something of a script, and none is named: program.script=…")
+    if script_fields:
+        raise UsageError(f"program.{script_fields[0]} says something of a script, and none is named: program.script=…")
     return {name: value for name, value in resolved.items() if name != programs.SECTION}
 
 
@@ -130,11 +132,12 @@ def _refuse_words_of_the_classifier(words: Sequence[str]) -> None:
 
 
 def _refuse_unused_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> None:
-    """Refuse ``seed=…`` for a script that never gets the seed, because all seeds would give equal runs.
+    """Raise UsageError for ``seed=…`` if the script never gets the seed, because all seeds would give equal runs.
 
-    A script gets it by the placeholder {seed}, or by the interpolation ${seed}. Raises UsageError.
+    A script gets it by the placeholder {seed}, or by the interpolation ${seed}.
     """
     section = resolved[programs.SECTION]
+    # ${seed} is replaced by now, so a value that ends in =SEED or is SEED is taken for it
     seed, values = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
     gets_seed = names_seed(section) or any(f"={value}".endswith(f"={seed}") for _, value in leaves(values))
     for word in words:
@@ -146,7 +149,7 @@ def _refuse_unused_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> No
 
 
 def check_script(settings: ScriptConfig, cluster: Cluster) -> None:
-    """Refuse cluster settings that don't work with scripts. Raises UsageError."""
+    """Raise UsageError for cluster settings that don't work with this script."""
     if not settings.torchrun and cluster.world_size > 1:
         raise UsageError(
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
@@ -171,22 +174,22 @@ _WRITTEN = re.compile(
     r"results?|scratch|te?mp|tensorboard|tb|wandb|exps?|experiments?|snapshots?|workspace|project|o|"
     r"(model|target) dir)\b"
 )
-"""In the name of an option: the script writes there."""
+"""Words in the name of an option that say that the script writes to this path; _READ: that it reads it."""
 _READ = re.compile(r"\b(from|init|input|load|pretrained|resume)\b")
 _OF_THE_SYSTEM = ("/dev", "/proc", "/sys")
 
 
 def is_written(option: str) -> bool:
-    """True if a script writes to the path of an option with this name: ``--output-dir``."""
+    """Whether a script writes to the path of an option, by its name: ``--output-dir``, not ``--init-checkpoint``."""
     spaced = re.sub(r"[-_.=]", " ", option).lower()
     return _WRITTEN.search(spaced) is not None and _READ.search(spaced) is None
 
 
 class ScriptData:
-    """Finds a script's data: the paths of ``program.data``, and local paths in its arguments, which {data} replaces.
+    """Finds a script's data: the paths of ``program.data``, and existing absolute paths in its arguments.
 
-    ``paths`` is the result, ``notes`` a line about how each path in the arguments counts. Paths below ``untracked``
-    are left as they are, because every host has them.
+    In the arguments the placeholder {data} replaces them, because data lie elsewhere on hosts. Results: ``paths``, and
+    ``notes``, a line per path in the arguments. Paths below ``untracked`` stay, because every host has them.
     """
 
     def __init__(self, paths: Sequence[DataPath], untracked: Sequence[str], root: Path) -> None:
@@ -201,7 +204,7 @@ class ScriptData:
         if not isinstance(args, list):
             return args
         options = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
-        return [self._word(options[at], f"program.args[{at}]", word) for at, word in enumerate(args)]
+        return [self._word(options[n], f"program.args[{n}]", word) for n, word in enumerate(args)]  # by the word before
 
     def _values(self, option: str, value: Any) -> Any:
         field = f"program.args.{option}"
@@ -210,7 +213,10 @@ class ScriptData:
         return self._word(option, field, value)
 
     def _word(self, option: str, field: str, word: Any) -> Any:
-        """Return one argument, with a placeholder if it is the path of data; it may have the form ``name=/data``."""
+        """Return one argument, with a placeholder if it is the path of data.
+
+        ``option``: the flag before it; ``field``: its name in notes; ``word``: the argument, also as ``name=/data``.
+        """
         match = _PATH.fullmatch(word) if isinstance(word, str) else None
         if match is None or names(word):
             return word
@@ -240,11 +246,12 @@ class ScriptData:
         return f"{prefix}{self._placeholder(path, field, written_path)}"
 
     def _is_too_wide(self, path: Path) -> bool:
-        """Return True if a folder holds more than data: the project, a home, all temporary files, or special files."""
-        inside = (self._root, Path.home(), Path(tempfile.gettempdir()))
-        return any(folder.is_relative_to(path) for folder in inside) or str(path).startswith(_OF_THE_SYSTEM)
+        """Whether a folder holds more than data: the project, a home, all temporary files, or special files."""
+        other_folders = (self._root, Path.home(), Path(tempfile.gettempdir()))
+        return any(folder.is_relative_to(path) for folder in other_folders) or str(path).startswith(_OF_THE_SYSTEM)
 
     def _placeholder(self, path: Path, field: str, written_path: str) -> str:
+        """Return the placeholder for a path, which becomes data unless it lies in data found before."""
         for number, data in enumerate(self.paths):
             if path.is_relative_to(data.path):
                 below = path.relative_to(data.path).as_posix()

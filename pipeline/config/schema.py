@@ -1,6 +1,6 @@
-"""The settings classes of the whole configuration, and checks of values; ``compose.register`` makes Hydra's schemas.
+"""The settings classes of the whole configuration (``RootConfig``), and checks of values in any section.
 
-The schema of an option is the settings class in the option's module (``OPTIONS``), so both halves read the same fields.
+An option's settings class is in the option's own module (``OPTIONS``). ``compose.register`` gives them to Hydra.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainers.script.settings import ProgramConfig, ScriptConfig
 if TYPE_CHECKING:  # it imports Hydra
     from pipeline.config.overrides.search_space import SearchSpace
 
-_LONGEST_EXPERIMENT = 500  # characters: MLflow's limit
+_MAX_EXPERIMENT = 500  # characters: MLflow's limit
 
 
 @dataclass(kw_only=True)
@@ -53,10 +53,10 @@ class TrackingConfig:
     tracker: str | None = None
 
     def __post_init__(self) -> None:
-        if self.experiment.strip() in ("", ".", "..") or len(self.experiment) > _LONGEST_EXPERIMENT:
+        if self.experiment.strip() in ("", ".", "..") or len(self.experiment) > _MAX_EXPERIMENT:
             raise UsageError(
                 f"tracking.experiment={self.experiment[:40]!r} is no name of an experiment: it is also that of a "
-                f"folder, and has 1 to {_LONGEST_EXPERIMENT} characters",
+                f"folder, and has 1 to {_MAX_EXPERIMENT} characters",
                 hint="tracking.experiment=paceline",
             )
 
@@ -200,27 +200,27 @@ def installed_programs() -> dict[str, str]:
 
 # ------------------------------------------------------------------------------- values of any section
 def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
-    """Return an instance of ``settings`` from the values in ``raw`` that are fields of it.
+    """Return an instance of the class ``settings`` from the values in ``raw`` that are fields of it.
 
-    Other values are left from another launcher's section, if ``cluster.launcher=NAME`` changed only the launcher.
+    ``raw`` may have fields of another launcher, if ``cluster.launcher=NAME`` changed only the launcher.
 
     Raises UsageError: a value that can't work.
     """
-    known = {item.name for item in fields(settings)}
+    names = {item.name for item in fields(settings)}
     try:
-        return settings(**{name: value for name, value in raw.items() if name in known})
+        return settings(**{name: value for name, value in raw.items() if name in names})
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
 
 def leaves(value: Any, field: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value in plain containers that is no list or mapping, with its field: ``cluster.hosts[0].name``."""
+    """Yield pairs (field, value), ``("cluster.hosts[0].name", "gpu1")``, for all values but lists and mappings."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from leaves(inner, f"{field}.{name}" if field else str(name))
     elif isinstance(value, list):
-        for at, inner in enumerate(value):
-            yield from leaves(inner, f"{field}[{at}]")
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{field}[{number}]")
     else:
         yield field, value
 
@@ -231,9 +231,9 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
-    """Refuse control characters, which no name, path or address can hold. Raises UsageError.
+    """Raise UsageError for control characters, which no name, path or address can have.
 
-    Texts in ``program.args`` may hold them, and values of ``env`` are checked separately.
+    Texts in ``program.args`` may have them, and values of ``env`` are checked separately.
     """
     for name, value in _outside_env(resolved):
         if not isinstance(value, str):
@@ -244,7 +244,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
 
 
 def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
-    """Refuse inf and NaN: no key can be computed from them. Raises UsageError."""
+    """Raise UsageError for inf and NaN, from which no key can be computed."""
     for name, value in _outside_env(resolved):
         if isinstance(value, float) and not math.isfinite(value):
             if name.startswith("program.args"):
@@ -257,11 +257,12 @@ def refuse_non_finite(resolved: Mapping[str, Any]) -> None:
 
 
 def _outside_env(resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the ``leaves`` that are not in a section ``env``."""
     return ((field, value) for field, value in leaves(resolved) if "env" not in field.split("."))
 
 
 def encodable(field: str, value: str) -> None:
-    """Refuse a text that can't be encoded as UTF-8. Raises UsageError."""
+    """Raise UsageError for a text that can't be encoded as UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

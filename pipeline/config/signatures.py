@@ -1,6 +1,6 @@
-"""Describe which arguments a user's classes and functions accept, by importing them.
+"""Descriptions of a user's classes and functions: where they are defined and which arguments they accept.
 
-``own_targets`` runs the text of this file in a separate process, so it may import the standard library only.
+``own_targets`` runs the text of this file in a child process, which imports them. So it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ABSENT: Any = object()
 
 
 class SourcePlace(NamedTuple):
-    """Where something is defined. ``file`` is relative to the project if it lies there; '' for what C defines."""
+    """Where something is defined. ``file`` is relative to the project if it is there; '' for something defined in C."""
 
     file: str
     line: int
@@ -36,11 +36,11 @@ class Parameter(NamedTuple):
 
 
 class TargetDescription(NamedTuple):
-    """What importing one target showed: an error, no such name, a value of another kind, or its parameters."""
+    """What the import of one target has shown: an error, no such name, another kind of value, or its parameters."""
 
     place: SourcePlace
     error: str = ""  # the last line of a traceback from the user's own code
-    siblings: Sequence[str] | None = None  # of a missing one: the classes and functions of its module
+    siblings: Sequence[str] | None = None  # if there is no such name: the classes and functions of the module
     value: str = ""  # the repr of a target that is neither class nor function
     name: str = ""
     is_class: bool = False
@@ -54,17 +54,17 @@ class TargetDescription(NamedTuple):
 
     @classmethod
     def of_json(cls, fields: list[Any]) -> TargetDescription:
-        """Return the description that was answered as JSON, which knows no named tuples."""
+        """Return the description from its JSON form, in which named tuples are lists."""
         described = cls(*fields)
         parameters = tuple(Parameter(*fields) for fields in described.parameters)
         return described._replace(place=SourcePlace(*described.place), parameters=parameters)
 
 
 def answer(request: dict[str, Any]) -> dict[str, TargetDescription | None]:
-    """Describe each of ``request["targets"]`` (``package.module:NAME``).
+    """Return target → description for each of ``request["targets"]`` (``package.module:NAME``).
 
-    None: only a host can describe it, for example if a package needs a GPU library that is missing here.
-    ``request["folders"]`` hold the user's own code; the first is the project.
+    None: only a host can tell, for example because an import needs a GPU library that is missing here.
+    ``request["folders"]`` have the user's own code; the first is the project.
     """
     importing = _Importing(request["folders"])
     return {target: importing.described(target) for target in request["targets"]}
@@ -95,7 +95,7 @@ class _Importing:
             return of_module._replace(value="a module")
         if not callable(item):
             return of_module._replace(value=repr(item)[:40])
-        if not inspect.isclass(item) and not inspect.isroutine(item):
+        if not inspect.isclass(item) and not inspect.isroutine(item):  # an object with __call__
             return None
         try:
             parameters = inspect.signature(item).parameters.values()
@@ -111,6 +111,7 @@ class _Importing:
 
     def _failed(self, error: BaseException) -> TargetDescription | None:
         """Describe an error in the user's own code, or in an import of a user's module; None for any other error."""
+        # other errors may come from this computer's packages, and hosts have packages of their own
         last_line = traceback.format_exception_only(error)[-1].strip()
         if isinstance(error, SyntaxError) and error.filename:
             return TargetDescription(place=self._place(error.filename, error.lineno), error=last_line)

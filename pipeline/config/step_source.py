@@ -1,4 +1,6 @@
-"""A step as the source of a run's data (``dataset.source=step:clean``); ``pipeline.steps`` implements the interface."""
+"""A user's step as the source of a run's data (``dataset.source=step:clean``): the interface, and the replacement of
+``step:clean`` in a configuration by the path of the step's output. ``pipeline.steps`` implements the interface.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class StepState(NamedTuple):
 
     name: str
     made: bool
-    why: str  # the name of its output's folder if it is made, else the reasons to make it
+    why: str  # if it is made, the name of its output's folder, else the reasons to make it
     needs: tuple[str, ...]  # the steps that it depends on
 
 
@@ -51,13 +53,13 @@ class StepSource(Protocol):
 
 
 Steps = Callable[[str, Mapping[str, Any]], StepSource]
-"""Finds the step of ``step:clean`` in a resolved configuration; packages above this one provide the function."""
+"""Finds the step that a text ``step:clean`` names in a resolved configuration. The cli provides such a function."""
 _UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
-"""The placeholder for the path of an output that isn't made; nothing reads it."""
+"""By section, what stands for the path of an output that isn't made yet; nothing reads it."""
 
 
 def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
-    """Replace the step that a configuration names as its data by the path of its output; return the step too.
+    """Return the configuration with the path of the output in place of ``step:NAME``, and the step; else (same, None).
 
     Raises UsageError: the step can't be made with these settings, or has no such output.
     """
@@ -70,7 +72,7 @@ def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping
 
 
 def refuse_unused_steps(resolved: Mapping[str, Any], step: StepSource | None) -> None:
-    """Refuse overrides ``step.NAME.…`` if the run uses no step's output. Raises UsageError."""
+    """Raise UsageError for overrides ``step.NAME.…`` if the run doesn't use the output of a step."""
     for name in (resolved.get("step") or {}) if step is None else ():
         raise UsageError(
             f"step.{name} is set, and nothing here needs a step: dataset.source names none",
@@ -79,7 +81,7 @@ def refuse_unused_steps(resolved: Mapping[str, Any], step: StepSource | None) ->
 
 
 def with_step_named(with_data: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo ``with_step``, for config.json: put the name of the step in ``resolved`` into ``with_data`` again."""
+    """Undo ``with_step`` for config.json: put the step's name, which ``resolved`` has, into ``with_data`` again."""
     named = named_step(resolved)
     if named is None or named.section not in with_data:
         return dict(with_data)

@@ -1,4 +1,7 @@
-"""Suggest a name for an unknown key: the verb's options, the groups and fields, and the names that other tools use."""
+"""The error about an unknown key of the configuration, with the name that was probably meant.
+
+Names are looked for among fields, groups and the verb's options, and by the names that other tools use for them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST_SIMILARITY = 0.7  # so that "paths" isn't suggested for "epochs", nor "nodes" for "lines"
-_FOREIGN_BY_OWN = {
+_MIN_SIMILARITY = 0.7  # with less, "paths" is suggested for "epochs", and "nodes" for "lines"
+_FOREIGN_NAMES = {  # name or override here → names in other tools
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
     "trainer.max_steps": "steps num_steps total_steps iterations max_iters",
@@ -46,26 +49,26 @@ _FOREIGN_BY_OWN = {
     "paths.runs": "output_dir out_dir log_dir save_dir",
     "tracking.uri": "tracking_uri mlflow_uri",
 }
-ALIASES = {word: name for name, words in _FOREIGN_BY_OWN.items() for word in words.split()}
+ALIASES = {word: name for name, words in _FOREIGN_NAMES.items() for word in words.split()}
 """Names in torchrun, Lightning, Accelerate, transformers and beginners' scripts → names here."""
 RESUME_NAMES = ("resume", "resume_from", "resume_from_checkpoint", "ckpt_path", "checkpoint", "auto_resume", "restore")
-"""Options by which other tools continue a run; here the same command does."""
+"""Options by which other tools continue a run; here the same command continues it."""
 RESUME_HINT = "the same command goes on where its run was"
 _HOST_ALIASES = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}
 """Names of a host's fields in other tools → their names here."""
 
 
 class UnknownKeyError(UsageError):
-    """A key that nothing reads.
+    """A key of the configuration that no code reads.
 
     Args:
         key: as it was typed, without ``+``.
-        value: what was typed behind ``=``; None for ``~key``.
+        value: the text behind ``=``; None for ``~key``.
         groups: the groups of the configuration.
-        chosen: the full names of the fields of the composition.
-        unchosen: fields of options that aren't chosen → these options (``optimizer.momentum`` → ``optimizer=sgd``).
-        verb, options: the verb, and its options.
-        other_options: options of other verbs → these verbs.
+        chosen: the full names of the fields that the composed configuration has.
+        unchosen: field of an option that isn't chosen → such options (``optimizer.momentum`` → ``optimizer=sgd``).
+        verb, options: the typed verb, and its options.
+        other_options: option of other verbs → these verbs.
     """
 
     def __init__(
@@ -86,12 +89,12 @@ class UnknownKeyError(UsageError):
 
     @property
     def meant(self) -> str | None:
-        """The word that was probably meant, with its value, quoted for the shell; None if no name is similar."""
+        """The override that was probably meant, quoted for the shell; None if no name is similar."""
         name = self._alias() or self._most_similar()
         return self._word(name) if name else None
 
     def of_verb(self, verb: str, options: Sequence[str], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
-        """Return the same error for a user of ``doit verb``."""
+        """Return the same error with suggestions for `doit VERB`."""
         return UnknownKeyError(
             self.key, self._value, groups=self._groups, chosen=self._chosen, unchosen=self._unchosen,
             verb=verb, options=options, other_options=others,
@@ -101,6 +104,7 @@ class UnknownKeyError(UsageError):
         key, start = self.key, ""
         if _parts(key)[-1] in RESUME_NAMES:
             return f"{RESUME_HINT}, and init.weights=KEY begins another one with its weights; {self._valid(key)}"
+        # a field that exists, but only with another option of its group
         for name, options in self._unchosen.items():
             if key == name or (key == name.rpartition(".")[2] and key not in ALIASES):
                 if name in SCRIPT_FIELDS:
@@ -113,17 +117,18 @@ class UnknownKeyError(UsageError):
         return (f"did you mean {self.meant}? " if self.meant else "") + self._valid(key)
 
     def _alias(self) -> str | None:
-        """Return the name for which other tools use the key, or a field of that short name in any group.
+        """Return the name here of what other tools call so (with a value: ``trainer.precision=fp16`` for ``fp16``).
 
-        The name may include a value: ``trainer.precision=fp16`` for ``fp16``.
+        Otherwise return a field of any group whose last part is the key's: ``optimizer.lr`` for ``lr``.
         """
         parts = _parts(self.key)
         if name := ALIASES.get(".".join(parts)) or ALIASES.get(parts[-1]):
             return name
         same = (name for name in self._chosen if name.rpartition(".")[2] == parts[-1])
-        return None if parts[-1] in ("name", "run") else next(same, None)
+        return None if parts[-1] in ("name", "run") else next(same, None)  # several groups have these fields
 
     def _most_similar(self) -> str | None:
+        """Return the most similar name: in the key's section if there is such a one, else of all fields and groups."""
         parts, by_short_name = _parts(self.key), {name.rpartition(".")[2]: name for name in reversed(self._chosen)}
         word, names = parts[-1], {name.rpartition(".")[2]: name for name in self._chosen if _is_in(parts[0], name)}
         if len(parts) == 1:
@@ -131,10 +136,10 @@ class UnknownKeyError(UsageError):
             names = {**by_short_name, **{name: name for name in (*self._groups, *self._options)}}
         elif not names:
             word, names = ".".join(parts), {name: name for name in (*self._chosen, *self._groups)}
-        return names.get(nearest(word, names, _LEAST_SIMILARITY) or "")
+        return names.get(nearest(word, names, _MIN_SIMILARITY) or "")
 
     def _valid(self, key: str) -> str:
-        """List the valid names in the place of ``key``: in its section if there is such a one."""
+        """List the valid names: in the section of ``key``, or if there is no such section, the groups and options."""
         section = re.split(r"[./]", key)[0]
         in_section = [name[len(section) + 1 :] for name in self._chosen if _is_in(section, name)]
         if section != key and in_section:
@@ -143,7 +148,7 @@ class UnknownKeyError(UsageError):
         return f"valid: {', '.join(sorted(self._groups))}{options}"
 
     def _word(self, name: str) -> str:
-        """Return the word with this name in place of the key, quoted for the shell if necessary."""
+        """Return the typed override with ``name`` in place of the key, quoted for the shell if necessary."""
         value = self._value
         if value is None or "=" in name or is_secret_name(self.key):
             return name
@@ -153,7 +158,7 @@ class UnknownKeyError(UsageError):
 
 
 def unknown_key(key: str, value: str | None, config: Mapping[Any, object]) -> UnknownKeyError:
-    """Return the error for an unknown key. ``config`` is the composition without it, as plain containers."""
+    """Return the error for an unknown key. ``config``: the configuration composed without it, as plain containers."""
     chosen = tuple(field_names(config))
     groups = sorted({*map(str, config), *group_names()})
     of_script = (f"program.{item.name}" for item in fields(PROGRAMS["script"]))
@@ -179,14 +184,14 @@ def field_names(config: Mapping[Any, object]) -> Iterator[str]:
 
 
 def within(parent: str, key: str, names: Sequence[str]) -> str:
-    """Return ``suggestion`` for a key of the section ``parent``, whose name stands before the match."""
+    """Return a suggestion for an unknown ``key`` of the section ``parent``, which has these ``names``."""
     close = nearest(key, names)
     start = f"did you mean {parent}.{close}? " if close else ""
     return f"{start}valid in {parent}: {', '.join(sorted(names))}"
 
 
 def not_of_a_host(field: str, entry: str) -> UsageError:
-    """Return the error for an unknown field of a host. ``entry``: that of ``cluster.hosts`` or its spares, in words."""
+    """Return the error for an unknown field of a host. ``entry``: the words that set it, for the message."""
     alias = _HOST_ALIASES.get(field) or ALIASES.get(field, "").removeprefix("cluster.")
     similar_to = alias if alias in HOST_FIELDS else field
     return UsageError(f"{entry}: {field!r} is no field of a host; {suggestion(similar_to, HOST_FIELDS)}")

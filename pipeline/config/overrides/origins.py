@@ -1,6 +1,6 @@
-"""The origin of each value of a composed configuration.
+"""The origin of each value of a composed configuration, for `doit config`.
 
-An origin is a file of conf/, the user's own defaults, the command line, or a schema's default.
+An origin is a file of conf/, the user's own defaults, the command line, or the default of a settings class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.core.places import ROOT, shown
 from pipeline.core.redact import without_secrets
 
 COMMAND_LINE = "command line"
-_COLUMN = 44  # where comments begin, unless the value is longer
+_COLUMN = 44  # where comments begin in the YAML, unless the value is longer
 
 
 class Value(NamedTuple):
@@ -46,10 +46,10 @@ def values(words: Sequence[str]) -> list[Value]:
 
 
 def stands_for(group: str, words: Sequence[str]) -> list[str]:
-    """Return the fields that identify a run with the option that ``words`` choose in ``group``.
+    """Return the fields by which runs with the option that ``words`` choose in ``group`` are recognised.
 
-    ``model.name`` alone if the option's file sets its own name (``name: resnet18`` in model/resnet18.yaml). For other
-    files (``trainer=fast``) it is every field that the file sets.
+    If the option's file sets its own name (``name: resnet18`` in model/resnet18.yaml), this is ``model.name`` alone.
+    For other files (``trainer=fast``) it is every field that the file sets.
     """
     fields_set: dict[str, None] = {}
     with compose.hydra_ready():
@@ -70,6 +70,7 @@ def text(fields: Sequence[Value]) -> str:
     lines: list[str] = []
     parents: tuple[str, ...] = ()
     for keys, value, origin in fields:
+        # the headings of the sections that begin here
         for depth in range(len(keys) - 1):
             if keys[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{keys[depth]}:")
@@ -81,7 +82,7 @@ def text(fields: Sequence[Value]) -> str:
 
 
 def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Return the origin of each field set by a file or the command line: the last one in Hydra's order of merging."""
+    """Return keys → origin for each field that a file or the command line sets; the last one that Hydra merges wins."""
     origins: dict[tuple[str, ...], str] = {}
     for item, origin, content in _files(words):
         package = tuple(filter(None, (item.package or "").split(".")))
@@ -91,6 +92,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     for override in parsed_words(words):
         keys = tuple(override.key_or_group.split("."))
         group = override.key_or_group.partition("@")[0]
+        # a word that chooses an option sets no field itself: the option's file does
         if not any((folder / group).is_dir() for folder in compose.CONF_DIRS):
             origins[keys] = COMMAND_LINE
             if isinstance(override.value(), Mapping):
@@ -99,7 +101,7 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
 
 
 def _files(words: Sequence[str]) -> Iterator[tuple[ResultDefault, str, dict[Any, Any]]]:
-    """Yield Hydra's entry, name in messages and content of each file that it merges, in its order."""
+    """Yield (Hydra's entry, origin, content) of each file that Hydra merges, in its order."""
     loader, own = GlobalHydra.instance().config_loader(), conf_files.own_files()
     for item in loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults:
         name = f"{item.config_path}.yaml"
@@ -107,18 +109,18 @@ def _files(words: Sequence[str]) -> Iterator[tuple[ResultDefault, str, dict[Any,
         if (path := own.get(str(item.config_path))) is not None:
             origin = shown(path, ROOT)
         elif folder is not None:
-            # in a project that is no clone, Paceline's folder is another one than the project's
+            # a project of one's own has a conf/ besides Paceline's
             conf = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
             path, origin = folder / name, f"{conf}/{name}"
         else:  # a schema, or Hydra's own file
             continue
         content = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(content, dict)  # Hydra takes no other
+        assert isinstance(content, dict)  # Hydra accepts no list here
         yield item, origin, content
 
 
 def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
-    """Name the schema of the nearest mapping above the field that has one: it gave the default."""
+    """Name the settings class that gave the default: that of the nearest section above the field."""
     for depth in range(len(keys) - 1, -1, -1):
         node = OmegaConf.select(config, ".".join(keys[:depth])) if depth else config
         kind = OmegaConf.get_type(node)
@@ -128,6 +130,7 @@ def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
 
 
 def _leaves(value: Any, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield pairs (keys, value); an empty mapping and a list are values too."""
     if isinstance(value, Mapping) and (value or not parents):
         for key, inner in value.items():
             yield from _leaves(inner, (*parents, str(key)))

@@ -1,4 +1,7 @@
-"""Overrides with several values: how many trials their grid has, and the space that a search draws from."""
+"""Overrides with several values: the size of the grid that they describe, and the space that a search draws from.
+
+In a grid (``lr=0.1,0.01``) all combinations are trained; a search (``lr=interval(0.01,0.1)``) chooses values.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,22 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from pipeline.core.errors import UsageError
 
-_MOST_TRIALS = 100_000  # of a grid: all are composed and get their keys before the first starts, about 1 ms each
+_MAX_TRIALS = 100_000  # of a grid: all are composed and get their keys before the first starts, about 1 ms each
 
 
 def refuse_grid_size(overrides: Sequence[Override]) -> None:
-    """Refuse a grid without trials, and one with too many; of equal keys the last one counts.
-
-    Raises UsageError: names the word and the number of trials.
-    """
+    """Raise UsageError for a grid without trials, or with too many; of words with equal keys the last one counts."""
+    # key → (number of values, word)
     counts = {override.get_key_element(): (_value_count(override), str(override.input_line)) for override in overrides}
     trials = math.prod(count for count, _ in counts.values())
-    if trials > _MOST_TRIALS:
+    if trials > _MAX_TRIALS:
         count, word = max(counts.values())
         others = "" if count == trials else f" and the other words together (it alone has {count:,} values)"
-        raise UsageError(f"{word}{others}: that would be {trials:,} trials; a sweep takes at most {_MOST_TRIALS:,}")
+        raise UsageError(f"{word}{others}: that would be {trials:,} trials; a sweep takes at most {_MAX_TRIALS:,}")
 
 
 def _value_count(override: Override) -> int:
-    """Return the number of values of one word. Raises UsageError: none, infinitely many, or too many."""
+    """Return the number of values of one word. Raises UsageError: it has none, infinitely many, or too many."""
     word, value = str(override.input_line), override.value()
     if isinstance(value, RangeSweep):
         return _range_length(word, value)
@@ -45,6 +46,7 @@ def _value_count(override: Override) -> int:
 
 
 def _refuse_nested(override: Override) -> None:
+    """Raise UsageError for ``key=a,range(3)``."""
     value = override.value()
     if isinstance(value, ChoiceSweep) and any(isinstance(item, Sweep) for item in value.list):
         raise UsageError(
@@ -54,6 +56,7 @@ def _refuse_nested(override: Override) -> None:
 
 
 def _range_length(word: str, value: RangeSweep) -> int:
+    """Return the number of values of ``range(start, stop, step)``. Raises UsageError: it has none, or too many."""
     start, stop, step = value.start, value.stop, value.step
     if start is None or stop is None or not all(math.isfinite(number) for number in (start, stop, step)):
         raise UsageError(f"{word}: range(start, stop, step) needs three finite numbers")
@@ -62,9 +65,9 @@ def _range_length(word: str, value: RangeSweep) -> int:
     count = math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step))
     if count <= 0:
         raise UsageError(f"{word} has no value in it: range(start, stop, step) ends before stop")
-    if count > _MOST_TRIALS:
+    if count > _MAX_TRIALS:
         raise UsageError(
-            f"{word}: that would be {count:,} trials; a sweep takes at most {_MOST_TRIALS:,}",
+            f"{word}: that would be {count:,} trials; a sweep takes at most {_MAX_TRIALS:,}",
             hint=f"search=tpe and {word.partition('=')[0]}='interval({min(start, stop)},{max(start, stop)})': a search "
             "draws from any number of values",
         )
@@ -87,16 +90,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A dimension of numbers from ``low`` to ``high``, both included.
-
-    ``step`` None: any number between them. ``whole``: integers only.
-    """
+    """A dimension of numbers from ``low`` to ``high``, both included."""
 
     low: float
     high: float
-    step: float | None
-    log: bool
-    whole: bool
+    step: float | None  # None: any number between them
+    log: bool  # drawn on a logarithmic scale
+    whole: bool  # integers only
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -118,6 +118,7 @@ class Number:
         return f"{kind}{self.low!r} to {self.high!r}{step}"
 
     def _at(self, index: int) -> float:
+        """Return ``low + index * step`` as decimal arithmetic gives it, without binary rounding."""
         value = Decimal(repr(self.low)) + index * Decimal(repr(self.step))
         return int(value) if self.whole else float(value)
 
@@ -127,7 +128,7 @@ Dimension = Choice | Number
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The space of a search: a dimension per override key. ``fixed`` are the words with one value."""
+    """The space of a search: override key → dimension. ``fixed`` are the words with one value."""
 
     dimensions: Mapping[str, Dimension]
     fixed: tuple[str, ...]
@@ -143,14 +144,14 @@ class SearchSpace:
         return [name for name, item in self.dimensions.items() if isinstance(item, Number) and item.low < item.high]
 
     def described(self) -> dict[str, str]:
-        """Return a line for each dimension, sorted: the order of the words doesn't count."""
+        """Return key → line about its dimension, sorted, because the order of the words must not matter."""
         return {name: str(dimension) for name, dimension in sorted(self.dimensions.items())}
 
 
 def space(overrides: Sequence[Override]) -> SearchSpace:
-    """Build the search space from parsed overrides; of equal keys the last one counts.
+    """Build the search space from parsed overrides; of words with equal keys the last one counts.
 
-    Raises UsageError: a sweep without values, an impossible scale, or an unknown tag.
+    Raises UsageError: a word without values, an impossible scale, or an unknown tag.
     """
     last = {override.get_key_element(): override for override in overrides}
     dimensions = {key: _dimension(key, item) for key, item in last.items() if item.is_sweep_override()}
@@ -171,7 +172,7 @@ def _dimension(key: str, override: Override) -> Dimension:
     if tags:
         raise UsageError(f"{word}: a log scale needs numbers in between: tag(log, interval(a,b))")
     _refuse_nested(override)
-    items = value.list if isinstance(value, ChoiceSweep) else override.sweep_iterator()  # a list is in the order typed
+    items = value.list if isinstance(value, ChoiceSweep) else override.sweep_iterator()  # the list is as typed
     options = tuple(dict.fromkeys(str(Transformer.str(item)) for item in items))
     if not options:
         raise UsageError(f"{word} has no value in it")
@@ -188,7 +189,7 @@ def _interval(word: str, value: IntervalSweep) -> Number:
 
 
 def _range(word: str, value: RangeSweep) -> Number:
-    _range_length(word, value)  # refuses one without values
+    _range_length(word, value)  # for its checks
     numbers = sorted(value.range())
     whole = all(isinstance(number, int) for number in numbers)
     log, step = "log" in value.tags, abs(value.step)

@@ -1,6 +1,8 @@
-"""Translate lines of other tools into overrides: `torchrun --nproc-per-node 2 train.py --lr 0.1`, and `run train.py`.
+"""The translation of command lines that start a script into overrides: `doit torchrun --nproc-per-node 2 train.py --lr
+0.1` and `doit run train.py`, also behind a verb (`doit plan torchrun …`). Words behind the script are its arguments.
 
-Words after the script are passed to it unchanged. A verb may precede the line: `doit plan torchrun …`.
+The loader calls ``translated``, which parses a line (``ScriptLine``) and returns its ``overrides_of``. ``line_of`` is
+the inverse, for messages and records.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ _RENDEZVOUS = (
     *("node_rank", "master_addr", "master_port", "local_addr"),
 )
 _OUTPUT = ("log_dir", "redirects", "tee", "role", "log_line_prefix_template", "local_ranks_filter")
-_NOT_NEEDED = {
+_NOT_NEEDED = {  # option of torchrun → why it is ignored
     **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
 _OWN_OPTIONS = ("--budget", "--max-trials")
-"""Paceline's own too, each with a value."""
+"""Paceline's own flags before the script: without and with a value."""
 _OF_PACELINE = re.compile(r"cluster(?:\.\w+)*=|tracking=|paths\.(?:runs|data)=")
-"""The beginning of overrides for a script's run, which hardly any script has itself."""
-_TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")
+"""Behind the script, a word that begins so was probably meant for Paceline."""
+_TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")  # torchrun's options
 
 
 def translated(
@@ -57,16 +59,17 @@ def translated(
     """
     if argv[:1] == ["run"] and set(argv[1:]) <= {"--json"}:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
-    at = next((at for at, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
-    name, behind = "".join(argv[at : at + 1]), argv[at + 1 :]
-    is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in behind)  # doit has a run too
-    if not is_line or behind[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*argv[:at]}:
+    position = next((number for number, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
+    before, name, following = argv[:position], "".join(argv[position : position + 1]), argv[position + 1 :]
+    # `doit run TASK` is doit's own command
+    is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in following)
+    if not is_line or following[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*before}:
         return [*argv], []
-    own, typed = _own_flags(behind)
+    own_flags, typed = _own_flags(following)
     line = _of_torchrun(typed, root) if name == "torchrun" else _of_run(typed)
     _refuse_misplaced(line, [name, *typed])
-    has_verb = any(word in verbs for word in argv[:at])
-    begin = [*argv[:at], *([] if has_verb else ["sweep" if line.sweep else "train"]), *own]
+    has_verb = any(word in verbs for word in before)
+    start = [*before, *([] if has_verb else ["sweep" if line.sweep else "train"]), *own_flags]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
     notes += [
         f"{word} is an argument of {line.script}, as it stands behind it; Paceline's own words stand in front of it"
@@ -74,24 +77,26 @@ def translated(
         if _OF_PACELINE.match(word)
     ]
     notes += _replaced_by_sweeps(line)
-    return [*begin, *overrides_of(line, folder, root, splits="sweep" in argv[:at])], notes
+    return [*start, *overrides_of(line, folder, root, splits="sweep" in before)], notes
 
 
 def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
-    """Yield a note for each value of the script's line that a sweep's values replace."""
+    """Yield a note for each argument of the script that the values of ``--sweep`` replace."""
     sweeps = _sweeps(line)
-    befores, followings = ["", *line.args], [*line.args[1:], "--end"]
-    for before, word, following in zip(befores, line.args, followings, strict=False):
+    words_before, words_after = ["", *line.args], [*line.args[1:], "--end"]
+    for before, word, following in zip(words_before, line.args, words_after, strict=False):
         option, equals, _ = word.partition("=")
+        # the value of an option may look like an assignment: --tag a=b
         if equals and _LIKE_A_FLAG.match(before) and "=" not in before and not word.startswith("-"):
-            continue  # --tag a=b
+            continue
         name = option.lstrip("-")
         if name in sweeps and (equals or (_LIKE_A_FLAG.match(word) and not _LIKE_A_FLAG.match(following))):
             yield f"--sweep {name}={sweeps[name]} replaces {word if equals else f'{word} {following}'}"
 
 
 def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    script = next((at for at, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
+    """Return Paceline's own flags before the script, and the other words."""
+    script = next((n for n, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
     own, others = list[str](), list[str]()
     for word in typed[:script]:
         is_value = bool(own) and own[-1] in _OWN_OPTIONS
@@ -101,33 +106,31 @@ def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
-    """Refuse python as the script, and overrides behind the script."""
+    """Raise UsageError for `run python train.py`, and for ``program.args.NAME=VALUE`` behind the script."""
     if line.module or line.no_python:
         return
-    begin = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
+    start = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
     if line.script in ("python", "python3") and line.args:
-        raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{begin} {shlex.join(line.args)}")
-    for at, word in enumerate(line.args):
+        raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{start} {shlex.join(line.args)}")
+    for number, word in enumerate(line.args):
         if match := ARGUMENT.fullmatch(word):
-            args = [*line.args[:at], f"--{match[1]}", match[2], *line.args[at + 1 :]]
+            args = [*line.args[:number], f"--{match[1]}", match[2], *line.args[number + 1 :]]
             raise UsageError(
                 f"{word} stands behind the script, which would get it as it is: overrides stand before the script",
-                hint=f"{begin} {shlex.join([line.script, *args])}",
+                hint=f"{start} {shlex.join([line.script, *args])}",
             )
 
 
 def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
+    """Parse the words behind `torchrun`. Raises UsageError: torchrun wouldn't take them, or Paceline can't."""
     if not typed:
         raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
     answer = _torchs_answer(typed, root)
     if "error" in answer:
-        with_hostfile = "--hostfile" in answer["error"]
-        raise UsageError(
-            f"torchrun: {answer['error']}",
-            hint="doit torchrun cluster=pssh cluster.hostfile=FILE …"
-            if with_hostfile
-            else "doit torchrun --nproc-per-node 2 train.py --lr 0.1: the script's own options stand behind it",
-        )
+        hint = "doit torchrun --nproc-per-node 2 train.py --lr 0.1: the script's own options stand behind it"
+        if "--hostfile" in answer["error"]:
+            hint = "doit torchrun cluster=pssh cluster.hostfile=FILE …"
+        raise UsageError(f"torchrun: {answer['error']}", hint=hint)
     translated: dict[str, Any] = {}
     not_needed: dict[str, list[str]] = {}
     for name, value in answer.pop("options").items():
@@ -142,19 +145,19 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
 
 
 def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
-    """Return the words as torch's parser sorts them: the answer of trainers/torchrun_options.py, where it is described.
+    """Have torch's own parser sort the words; return the answer of trainers/torchrun_options.py, which describes it.
 
     Answers are cached, because an import of torch takes seconds.
     """
     program = HOME / "trainers/torchrun_options.py"
-    defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads them
+    defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads these
     try:
         made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
         cache, entry = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
         answer: dict[str, Any] | None = cache.get(entry)
         if answer is None:
             answer = python_answer(program.read_text(encoding="utf-8"), [*typed], timeout_s=_IMPORT_S)
-            # only the number of the script's arguments, as one may be a secret
+            # the file of the cache has only the number of the script's arguments, because one may be a secret
             answer = {**answer, "args": len(answer["args"])} if "args" in answer else answer
             cache.keep({entry: answer})
     except (metadata.PackageNotFoundError, PacelineError) as error:
@@ -168,14 +171,14 @@ def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
 def _of_run(typed: Sequence[str]) -> ScriptLine:
     """Parse ``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
     overrides, sweep = list[str](), list[str]()
-    cluster, is_module, at = None, False, 0
-    while at < len(typed) and (typed[at].startswith("-") or _OVERRIDE.match(typed[at])):
-        word = typed[at]
+    cluster, is_module, position = None, False, 0
+    while position < len(typed) and (typed[position].startswith("-") or _OVERRIDE.match(typed[position])):
+        word = typed[position]
         name, equals, value = word.partition("=")
         if name in ("--cluster", "--sweep"):
-            if not equals:
-                at += 1
-                value = typed[at] if at < len(typed) else ""
+            if not equals:  # the value is the next word
+                position += 1
+                value = typed[position] if position < len(typed) else ""
             sweep += [value] if name == "--sweep" else []
             cluster = value if name == "--cluster" else cluster
         elif word == "-m":
@@ -188,25 +191,25 @@ def _of_run(typed: Sequence[str]) -> ScriptLine:
             )
         else:
             overrides.append(word)
-        at += 1
-    if at >= len(typed):
+        position += 1
+    if position >= len(typed):
         raise UsageError("run needs a script", hint="paceline run train.py --lr 0.1")
     return ScriptLine(
-        script=typed[at], args=typed[at + 1 :], overrides=overrides, cluster=cluster, sweep=sweep, nproc_per_node="1",
-        module=is_module, with_torchrun=False,
+        script=typed[position], args=typed[position + 1 :], overrides=overrides, cluster=cluster, sweep=sweep,
+        nproc_per_node="1", module=is_module, with_torchrun=False,
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------- its overrides
+# ------------------------------------------------------------------------------- the overrides of a line
 ARGUMENT = re.compile(r"program\.args\.([\w-]+)=(.*)")
 """An override that sets one argument of a script: its name and its value."""
 _INPUTS = "program.inputs=["
 _FLAG = re.compile(r"--(?P<long>[A-Za-z_][\w-]+)|-(?P<short>[A-Za-z])")
 _RESUME = re.compile(r"\{resume(:[^{}]*)?\}")
 _LIKE_HYDRA = re.compile(r"[\w.@/+~]+=")  # an override of a script that uses Hydra itself
-_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # --z, --lr=0.1, -abc: a mapping can't express these
+_LIKE_A_FLAG = re.compile(r"--?[A-Za-z_]")  # also --z, --lr=0.1, -abc, which can't be names in program.args
 _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,8}[1-9])")
-"""Numbers that Python prints as they were typed. Others are passed on as texts."""
+"""Numbers that Python prints as they were typed. Others, such as 1e-3, are passed on as texts."""
 _NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
 _NUMBER_OR_WORD = re.compile(rf"{_NUMBER.pattern}|(?i:true|false|null)")
 _EXPRESSION = re.compile(r"[(\[{'\"]")
@@ -217,18 +220,18 @@ _SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with t
 class ScriptLine:
     """A parsed line of `torchrun` or `run`."""
 
-    script: str  # a file, the dotted name of a module, or a program that is no Python; args stand behind it
-    args: Sequence[str]
-    overrides: Sequence[str] = ()  # Paceline's own words before the script, as the next two; a sweep is NAME=VALUES
+    script: str  # a file, the dotted name of a module, or a program that is no Python
+    args: Sequence[str]  # the words behind the script
+    overrides: Sequence[str] = ()  # these three are Paceline's own words before the script
     cluster: str | None = None
-    sweep: Sequence[str] = ()
-    nnodes: str | None = None  # torchrun's options, as typed
+    sweep: Sequence[str] = ()  # each NAME=VALUES
+    nnodes: str | None = None  # this and the next four are torchrun's options
     nproc_per_node: str | None = None
     max_restarts: int | None = None
     module: bool = False
     no_python: bool = False
-    with_torchrun: bool = True  # false for `run`, which starts one process
-    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # reason → torchrun's options ignored for it
+    with_torchrun: bool = True  # False for `run`, which starts one process
+    not_needed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # reason → ignored options of torchrun
 
     @property
     def names_cluster(self) -> bool:
@@ -236,7 +239,10 @@ class ScriptLine:
 
 
 def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) -> Iterator[str]:
-    """Yield overrides for the cluster, the program, its arguments and trials; then the typed overrides."""
+    """Yield overrides for the cluster, the program, its arguments and trials; then the typed overrides.
+
+    ``splits``: the verb is sweep, so commas in an argument separate the values of trials.
+    """
     if line.cluster:
         yield f"cluster={line.cluster}"
     yield from _nodes(line)
@@ -248,21 +254,23 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
     else:
         script = line.script
         if not line.module and script.startswith("/") and Path(script).is_relative_to(root):
-            script = os.path.relpath(script, folder)  # so that the project's script starts there
+            script = os.path.relpath(script, folder)  # a relative path makes ``folder`` the working directory
         yield f"program.{'module' if line.module else 'script'}={hydra_value(script)}"
     if not line.with_torchrun:
         yield "program.torchrun=false"
     arguments = [_argument(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
     yield from _by_name(_named([argument.word for argument in arguments]), _sweeps(line), splits=splits)
-    inputs = [Path(os.path.relpath(one.input, root)).as_posix() for one in arguments if one.input is not None]
+    # small files among the arguments are copied with the code; typed program.inputs are added to them
+    inputs = [Path(os.path.relpath(item.input, root)).as_posix() for item in arguments if item.input is not None]
     typed_inputs = [word for word in line.overrides if word.startswith(_INPUTS) and word.endswith("]")]
     patterns = [*map(hydra_value, inputs), *(word[len(_INPUTS) : -1] for word in typed_inputs)]
-    if patterns:  # typed ones come on top of the arguments' files
+    if patterns:
         yield f"{_INPUTS}{','.join(filter(None, patterns))}]"
     yield from (word for word in line.overrides if word not in typed_inputs)
 
 
 def _sweeps(line: ScriptLine) -> dict[str, str]:
+    """Return name → values, as typed, of each ``--sweep NAME=VALUES``. Raises UsageError."""
     sweeps = dict[str, str]()
     for text in line.sweep:
         name, _, values = text.lstrip("-").partition("=")
@@ -273,18 +281,19 @@ def _sweeps(line: ScriptLine) -> dict[str, str]:
 
 
 def _nodes(line: ScriptLine) -> Iterator[str]:
-    least, _, most = (line.nnodes or "").partition(":")
-    if most not in ("", least):
+    """Yield the number of nodes if it isn't the default. Raises UsageError: ``--nnodes=MIN:MAX``, which is elastic."""
+    minimum, _, maximum = (line.nnodes or "").partition(":")
+    if maximum not in ("", minimum):
         raise UsageError(
             f"--nnodes={line.nnodes}: the number of nodes is part of a run's key, so it is fixed",
-            hint=f"--nnodes={most}; cluster.spares=[HOST] replaces a lost one",
+            hint=f"--nnodes={maximum}; cluster.spares=[HOST] replaces a lost one",
         )
-    if least not in ("", "1") or (least and line.names_cluster):
-        yield f"cluster.nnodes={least}"
+    if minimum not in ("", "1") or (minimum and line.names_cluster):
+        yield f"cluster.nnodes={minimum}"
 
 
 def _ranks(line: ScriptLine) -> Iterator[str]:
-    """Yield the number of ranks: as typed, else one (torchrun's default), else the named cluster's own."""
+    """Yield the number of ranks: as typed, else that of the named cluster, else one as torchrun's default."""
     count = line.nproc_per_node
     if count is None:
         yield from () if line.names_cluster else ("cluster.nproc_per_node=1",)
@@ -302,13 +311,13 @@ def _ranks(line: ScriptLine) -> Iterator[str]:
 
 
 def _named(args: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments as a mapping for ``program.args``, which gives the same words again.
+    """Return the arguments as a mapping for ``program.args``: option → its value, list of values or True (a flag).
 
-    A word that no option with a name takes (a positional argument, ``--lr=0.1``, an option that comes again) is named
-    by its number: ``_1``.
+    A bare word (a positional argument, ``--lr=0.1``, a repeated option) has its number as name: ``_1``. The mapping
+    gives the script the same words in the same order.
     """
     mapping: dict[str, Any] = {}
-    option, n_bare = "", 0
+    option, n_bare = "", 0  # the option that the next words may be values of; the number of bare words so far
     for word in args:
         match = _FLAG.fullmatch(word)
         name = (match["long"] or match["short"]) if match is not None else ""
@@ -316,7 +325,7 @@ def _named(args: Sequence[str]) -> dict[str, Any]:
             option, mapping[name] = name, []
         elif option and not _LIKE_A_FLAG.match(word) and not (mapping[option] and _RESUME.fullmatch(word)):
             mapping[option].append(word)
-            if _RESUME.fullmatch(word):  # one value, which is left out with its option while there is no checkpoint
+            if _RESUME.fullmatch(word):  # it must be the only value: option and value are left out without a checkpoint
                 option = ""
         else:
             n_bare += 1
@@ -326,30 +335,33 @@ def _named(args: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
-    left, before = dict(sweeps), ""
+    """Yield ``program.args.NAME=VALUE`` for the arguments of ``_named``, with the values of ``sweeps`` in place."""
+    remaining, previous_word = dict(sweeps), ""
     for name, value in named.items():
-        flag, before = before, value if is_bare(name) else ""
-        is_value = is_bare(name) and flag.startswith("-")  # of an option without a name: --z, of one letter
-        values = left.pop(flag.lstrip("-") if is_value else name, None)
+        flag, previous_word = previous_word, value if is_bare(name) else ""
+        is_value = is_bare(name) and flag.startswith("-")  # the value of a bare option, such as --z
+        values = remaining.pop(flag.lstrip("-") if is_value else name, None)
         if values is not None and isinstance(value, list):
             raise UsageError(
                 f"--sweep {name}={values}: of {shlex.join(value)} behind --{name} not all may be its values",
                 hint=f"leave --{name} out, or put the script's other arguments in front of the options",
             )
         option = value.partition("=")[0] if is_bare(name) else ""
-        if option != value and (swept := option.lstrip("-")) in left:  # --lr=0.1, or Hydra's lr=0.1
-            yield f"program.args.{name}={_each_with(option, left.pop(swept))}"
+        if option != value and (swept := option.lstrip("-")) in remaining:  # --lr=0.1, or Hydra's lr=0.1
+            yield f"program.args.{name}={_each_with(option, remaining.pop(swept))}"
         elif values is not None or (splits and isinstance(value, str) and "," in value and not is_bare(name)):
             yield f"program.args.{name}={_as_typed(values or value, as_texts=is_bare(name))}"
         elif isinstance(value, list):
             yield f"program.args.{name}=[{','.join(map(_value, value))}]"
         else:
             yield f"program.args.{name}={'true' if value is True else _value(value)}"
+    # sweeps of options that are not on the line
     n_bare = sum(map(is_bare, named))
-    for name, values in left.items():
+    for name, values in remaining.items():
         if "." not in name:
             yield f"program.args.{name}={_as_typed(values)}"
             continue
+        # a dotted name is no key of program.args; the form of the other words shows which one the script takes
         words = [str(value) for bare, value in named.items() if is_bare(bare)]
         has_options = len(words) < len(named) or any(word.startswith("--") for word in words)
         if any(_LIKE_HYDRA.match(word) for word in words) == has_options:
@@ -365,15 +377,16 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
 
 
 def _each_with(option: str, values: str) -> str:
+    """Return ``lr=0.1,lr=0.01`` for the option ``lr`` and the values ``0.1,0.01``."""
     if _EXPRESSION.search(values):
         raise UsageError(f"--sweep {option}={values}: of this option the values are written one by one: {option}=0,1,2")
     return ",".join(_value(f"{option}={value}") for value in values.split(","))
 
 
 def _as_typed(values: str, *, as_texts: bool = False) -> str:
-    """Quote the values of a sweep so that numbers are passed on as typed: 1e-3 and not 0.001.
+    """Quote the values of a sweep so that the script gets numbers as they were typed: 1e-3 and not 0.001.
 
-    ``as_texts``: true, false and null too, which else say whether an option is there.
+    ``as_texts``: also quote true, false and null, which otherwise say whether a flag is passed.
     """
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
@@ -386,27 +399,28 @@ def _value(text: str) -> str:
 
 
 class _Argument(NamedTuple):
-    word: str
-    input: Path | None = None
+    word: str  # as it is passed to the script
+    input: Path | None = None  # a small file that is copied with the code
 
 
 def _argument(word: str, before: str, folder: Path) -> _Argument:
     """Return an argument of a script; ``before`` is the preceding word.
 
-    The path of anything but a small file in the folder becomes absolute, which makes it tracked data.
+    An existing path becomes absolute, which makes it data of the run; a small file in the folder becomes an input.
     """
     option, equals, name = word.rpartition("=")
     flag = option if equals else before if before.startswith("-") else ""
     path = folder / name
     if not name or name.startswith(("/", "~", "-")) or not os.path.exists(path):  # noqa: PTH110  (no error for a long text)
         return _Argument(_literal(word))
+    # `train.py resnet`, and a folder of code that is called resnet; an output, or a folder with the project, is no data
     may_be_subcommand = not flag and "/" not in name and path.is_dir() and any(path.glob("*.py"))
     if may_be_subcommand or is_written(flag) or folder.resolve().is_relative_to(path.resolve()):
         return _Argument(_literal(word))
     is_small = path.is_file() and path.stat().st_size <= _SMALL_BYTES
     if is_small and path.resolve().is_relative_to(folder.resolve()):
         return _Argument(_literal(word), path)
-    return _Argument(_literal(f"{option}{equals}{os.path.abspath(path)}"))  # noqa: PTH100  (a link stays one)
+    return _Argument(_literal(f"{option}{equals}{os.path.abspath(path)}"))  # noqa: PTH100  (symbolic links stay)
 
 
 def _literal(word: str) -> str:
@@ -419,7 +433,7 @@ def _literal(word: str) -> str:
 def line_of(overrides: Sequence[str]) -> list[str] | None:
     """Return the line of `torchrun` or `run` for the overrides of a script's run: the inverse of ``overrides_of``.
 
-    None for a run of another kind, and for arguments that aren't named one by one.
+    Returns None if no line has exactly these overrides: no script, arguments as a list, an expression of Hydra.
     """
     value_by_name = dict(word.partition("=")[::2] for word in overrides)
     script = value_by_name.pop("program.script", None)
@@ -433,7 +447,11 @@ def line_of(overrides: Sequence[str]) -> list[str] | None:
             continue
         text = value[1:-1].replace("\\'", "'") if value[:1] == value[-1:] == "'" and len(value) > 1 else value
         flag = f"-{argument[1]}" if len(argument[1]) == 1 else f"--{argument[1]}"
-        args += [text] if is_bare(argument[1]) else [flag] if value == "true" else [flag, text]
+        if is_bare(argument[1]):
+            args.append(text)
+        else:
+            args += [flag] if value == "true" else [flag, text]
+        # braces that were doubled, an option that is left out, a list or mapping
         if "{{" in text or text in ("false", "null") or (text[:1] in ("[", "{") and text != value[1:-1]):
             return None
     if (

@@ -1,4 +1,4 @@
-"""The trials that sweep values describe, and their compositions."""
+"""The trials that overrides with several values describe (``jobs``), and their fast composition (``TrialComposer``)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from pipeline.config.schema import texts
 from pipeline.core.errors import UsageError
 
 Overrides = tuple[str, ...]
+"""The overrides of one trial, each with one value."""
 
 _ABSENT = object()
 
 
 def jobs(words: Sequence[str]) -> list[Overrides]:
-    """List every combination of the sweep values in Hydra's order: the last word varies fastest. Keep duplicates.
+    """List every combination of the values in Hydra's order: the last word varies fastest. Keep duplicates.
 
-    The sweep values of a named grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first.
-    A word of the command line replaces the grid's value of the same key.
+    The values of a named grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first. A word of the
+    command line replaces the grid's value of the same key.
 
     Raises UsageError: a word that is no override or has no value, an interval without a search, or too many trials.
     """
     with hydra_ready():
         overrides = parsed_words(words)
-        interval = next((one for one in overrides if one.value_type is ValueType.INTERVAL_SWEEP), None)
+        interval = next((item for item in overrides if item.value_type is ValueType.INTERVAL_SWEEP), None)
         if interval is not None:
             raise _interval_in_grid(interval, has_search=any(word.startswith("search=") for word in words))
         refuse_grid_size(overrides)
@@ -49,6 +50,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
 
 
 def _interval_in_grid(interval: Override, *, has_search: bool) -> UsageError:
+    """Return the error about an interval, whose values can't be listed."""
     if has_search:
         return UsageError(
             f"{interval.input_line}: what a search will choose can't be listed beforehand",
@@ -62,7 +64,7 @@ def _interval_in_grid(interval: Override, *, has_search: bool) -> UsageError:
 
 
 def parsed_words(words: Sequence[str]) -> list[Override]:
-    """Parse the words, a named grid's first. Needs ``hydra_ready()``. Raises UsageError."""
+    """Parse the words, before them those of a named grid. Call it inside of ``hydra_ready()``. Raises UsageError."""
     grid = [word for word in words if word.startswith("sweep=")]
     params = compose_now(grid, with_hydra=True).hydra.sweeper.params if grid else None
     return _parsed([*(f"{key}={value}" for key, value in (params or {}).items()), *words])
@@ -72,19 +74,22 @@ def _parsed(words: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
         return parser.parse_overrides(list(words))
-    except Exception as error:  # Hydra's and the lexer's
+    except Exception as error:  # Hydra's own errors, and those of its generated lexer
         raise explain(error, list(words), lambda _: None) from error
 
 
 class TrialComposer:
-    """``resolve`` for the many trials of one sweep. Use it within ``hydra_ready()``."""
+    """Composes the many trials of one sweep fast: trials with the same options share one composition by Hydra.
+
+    In it the plain values of each trial are replaced. Use it inside of ``hydra_ready()``.
+    """
 
     def __init__(self) -> None:
-        self._overrides: dict[str, Override] = {}
+        self._overrides: dict[str, Override] = {}  # word → parsed
         self._compositions: dict[tuple[Overrides, tuple[str, ...]], DictConfig] = {}
 
     def resolve(self, words: Overrides) -> dict[str, Any]:
-        """Return or raise what composing the words of this one trial by themselves would."""
+        """Return the resolved configuration of one trial, or raise the error that composing its words would raise."""
         plain = self._plain_overrides(words)
         config = self._composition(
             words=tuple(word for word in words if word not in plain),
@@ -95,17 +100,17 @@ class TrialComposer:
         return resolve(compose_now(words))
 
     def _composition(self, words: Overrides, fields: tuple[str, ...]) -> DictConfig:
-        """Compose ``words`` once; trials with these ``fields`` share the result, as each sets all of them again."""
+        """Compose ``words`` once for all trials that set the same ``fields`` in it: each overwrites all of them."""
         if (words, fields) not in self._compositions:
             self._compositions[words, fields] = compose_now(words)
         return self._compositions[words, fields]
 
     def _plain_overrides(self, words: Overrides) -> dict[str, Override]:
-        """Return the words whose value can be set in a composition: plain ones that share no key with another word."""
+        """Return word → override for words whose value can be set after composing: plain, and alone with their key."""
         for word in words:
             if word not in self._overrides:
                 self._overrides[word] = _parsed(for_hydra([word]))[-1]
-        # options aside: Hydra chooses them before it sets fields, whatever the order of the words
+        # without choices of options: Hydra makes these before it sets fields, whatever the order of the words
         fields = {word: self._overrides[word] for word in words if not _chooses_an_option(self._overrides[word])}
         keys = [override.key_or_group for override in fields.values()]
         return {
@@ -116,7 +121,7 @@ class TrialComposer:
 
 
 def _chooses_an_option(override: Override) -> bool:
-    """Return True if the override chooses an option of a group. A word that names a script implies program=script."""
+    """Whether the override chooses an option of a group. A word that names a script does: it implies program=script."""
     group = override.key_or_group
     if group in SCRIPT_FIELDS:
         return True
@@ -125,7 +130,7 @@ def _chooses_an_option(override: Override) -> bool:
 
 
 def _is_plain(override: Override) -> bool:
-    """Return True for ``key=value`` with a simple value or a list, and without an interpolation."""
+    """Whether the override is ``key=value`` with a simple value or a list, and without an interpolation."""
     if override.type is not OverrideType.CHANGE or override.package is not None:
         return False
     value = override.value()
@@ -134,17 +139,18 @@ def _is_plain(override: Override) -> bool:
 
 
 def _try_to_set(config: DictConfig, override: Override) -> bool:
-    """Set the field to the value in its type; return False if it can't be set, so that the trial must be composed."""
+    """Set the field to the value in its type; return False if that isn't possible, so that Hydra must compose."""
     key, value = override.key_or_group, override.value()
     try:
         before = OmegaConf.select(config, key, default=_ABSENT)
         if before is _ABSENT or OmegaConf.is_dict(before) or OmegaConf.is_list(before) != isinstance(value, list):
             return False
         OmegaConf.update(config, key, value, merge=True)
-    except Exception:  # composing reports what is wrong with it
+    except Exception:  # the composition that follows reports what is wrong
         return False
     return True
 
 
 def _contains(key: str, other: str) -> bool:
+    """Whether two keys are equal, or one is a section that has the other: ``optimizer`` and ``optimizer.lr``."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")

@@ -1,4 +1,7 @@
-"""Translate overrides as users write them into Hydra's syntax, and refuse those that Hydra would silently misread."""
+"""The translation of overrides, as users type them, into Hydra's syntax; refuses what Hydra would silently misread.
+
+``for_project`` comes first: it makes paths relative to the project. ``for_hydra`` is used wherever words are composed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 from pipeline.core.printable import hydra_value
 
-_MAPPINGS = (  # fields whose entries have free names: the user's own, or torch's
+_MAPPINGS = (  # fields that are mappings with free names: the user's own, or torch's
     "cluster.env", "cluster.environment", "cluster.node_selector", "cluster.labels",
     "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
     "dataset.args", "dataset.augmentation_args", "program.args", "program.env", "step",
@@ -23,17 +26,17 @@ _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 # not compiled here: most commands have no word that needs them
 _NAMED = rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$"
 _NOT_A_NAME = r"[{,]\s*name\s*:\s*(true|false)\s*[,}]"
-_CLASS = r"^(\+{0,2})dataset\.class="  # no field of a dataclass can have this name
+_CLASS = r"^(\+{0,2})dataset\.class="  # Python's keyword: the field of the dataclass is called class_name
 _NO_NAMES = ("null", "true", "false")
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Translate overrides into Hydra's syntax.
 
-    An entry of a mapping with free names gets ``++``, as Hydra wants it before new names. Names of hosts become
-    mappings. ``program=script`` is added where a script is named.
+    An entry of a mapping with free names gets ``++``, which Hydra demands before new names. Names of hosts become
+    mappings. ``program=script`` is added if a script is named.
 
-    Raises UsageError: a repeated key in a mapping, as Hydra would drop the first; a host named null, true or false.
+    Raises UsageError: a repeated key in a mapping, of which Hydra would drop the first; a host named null, true, false.
     """
     for word in overrides:
         if "{" in word and (key := next(_repeated_keys(word), None)) is not None:
@@ -51,6 +54,7 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
 
 
 def _translated(word: str) -> str:
+    """Return one word in Hydra's syntax."""
     if word.startswith(_NEW_ENTRY):
         return f"++{word}"
     bare = word.lstrip("+")
@@ -60,7 +64,7 @@ def _translated(word: str) -> str:
 
 
 def quoted_run(word: str) -> str:
-    """Put the value of ``init.run`` into the quotes that Hydra needs around = and spaces, and that a shell removes."""
+    """Quote the value of ``init.run``, which has = and blanks: the shell has removed the quotes that Hydra needs."""
     name, _, value = word.partition("=")
     if name.lstrip("+") != "init.run" or value[:1] in ("'", '"') or value in ("", "null"):
         return word
@@ -69,11 +73,11 @@ def quoted_run(word: str) -> str:
 
 
 def _repeated_keys(word: str) -> Iterator[str]:
-    """Yield each key that repeats an earlier one of its mapping, as Hydra's own lexer reads the override."""
+    """Yield each key that repeats an earlier one of its mapping; Hydra's own lexer reads the override."""
     from hydra.grammar.gen.OverrideLexer import InputStream, OverrideLexer  # type: ignore[attr-defined]  # few words have braces
 
     lexer = OverrideLexer(InputStream(word))
-    lexer.removeErrorListeners()  # Hydra reports what it can't read
+    lexer.removeErrorListeners()  # errors are reported later, when Hydra reads the word
     tokens = lexer.getAllTokens()
     mappings: list[set[str]] = []  # the keys of each open brace
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
@@ -97,16 +101,16 @@ def _as_mappings(word: re.Match[str]) -> str:
             raise UsageError(
                 f"{word[0]}: {name} is no name of a host; where one is called so, write {{name: '{name}'}}"
             )
-        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
-        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
+        fields = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
+        entries.append(", ".join(f"{field}: {value}" for field, value in fields.items() if value))
     return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"
 
 
-# ------------------------------------------------------------------------------- of scripts
+# ------------------------------------------------------------------------------- words about scripts
 _PATH_FIELDS = ("program.script", "program.data")
 _TEXT_FIELDS = ("program.args", "program.env")
 _BARE_TEXT = r"[^\s,\[\]{}'\"]*+"
-_BEGINS = r"(?<![^\s,\[\]{}'\"])"  # without it, a long text would be tried from each of its characters
+_BEGINS = r"(?<![^\s,\[\]{}'\"])"  # without it, the regex would try a long text from each of its characters
 _QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
 _RESUME = r"\{resume:[^\s,{}'\"]+\}"
 _UNQUOTED_PLACEHOLDERS = re.compile(
@@ -117,32 +121,33 @@ _NEEDS_NO_QUOTES = re.compile(r"[\w./-]+")
 
 
 def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ...]:
-    """Convert overrides typed in ``folder`` to what Hydra reads in the project ``root``.
+    """Convert overrides that were typed in ``folder`` to words with the same meaning in the project folder ``root``.
 
-    {run} is quoted, because Hydra would read it as a mapping. A path of a script or of data in ``folder`` becomes
-    relative to ``root``; the script's working directory becomes ``folder``.
+    Placeholders such as {run} are quoted. The path of a script or of data in ``folder`` becomes relative to ``root``;
+    the script's working directory becomes ``folder``.
 
     Raises UsageError: a word about Hydra itself.
     """
     for word in words:
-        if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):  # Paceline has a run's folder, log and process
+        # Hydra's own settings are about folders, logs and processes, which Paceline manages itself
+        if word.lstrip("+~").startswith(("hydra.", "hydra/", "hydra@")):
             raise UsageError(
                 f"{word} sets Hydra's own application, of which doit takes the configuration alone",
                 hint="paths.runs=FOLDER says where runs lie; doit sweep takes several values",
             )
-    placed = [quoted_run(_with_quoted_placeholders(_with_project_path(word, folder, root))) for word in words]
-    return (*placed, *_workdir(placed, folder, root))
+    converted = [quoted_run(_with_quoted_placeholders(_with_project_path(word, folder, root))) for word in words]
+    return (*converted, *_workdir(converted, folder, root))
 
 
 def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
-    """Return ``program.workdir=FOLDER`` if the words name a script and ``folder`` lies below the project.
+    """Return ``program.workdir=FOLDER`` if the words name a script and ``folder`` is a folder of the project.
 
-    A script that an experiment names keeps its working directory, so that every folder gives the same run.
+    A script that an experiment names keeps its working directory, so that it is the same run from every folder.
     """
-    named = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_NAMES_A_SCRIPT)]
-    if not named or folder == root or not folder.is_relative_to(root):
+    scripts = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_NAMES_A_SCRIPT)]
+    if not scripts or folder == root or not folder.is_relative_to(root):
         return []
-    if named[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_SETS_WORKDIR) for word in words):
+    if scripts[0].startswith(("/", "~")) or any(word.lstrip("+~").startswith(_SETS_WORKDIR) for word in words):
         return []
     inside = folder.relative_to(root).as_posix()
     quoted = inside.replace("\\", "\\\\").replace("'", "\\'")
@@ -150,6 +155,7 @@ def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
 
 
 def _with_project_path(word: str, folder: Path, root: Path) -> str:
+    """Return a word about a script or data in ``folder`` with its path relative to the project; others unchanged."""
     field, _, typed = word.partition("=")
     value = typed.strip("'\"")
     if folder == root or field not in _PATH_FIELDS or Path(value).is_absolute() or not (folder / value).exists():
@@ -159,7 +165,7 @@ def _with_project_path(word: str, folder: Path, root: Path) -> str:
 
 
 def _with_quoted_placeholders(word: str) -> str:
-    """Quote placeholders such as {run} in a script's arguments and variables: Hydra would read mappings."""
+    """Quote placeholders such as {run} in a script's arguments and variables; Hydra would read them as mappings."""
     field, equals, value = word.partition("=")
     if not field.lstrip("+").startswith(_TEXT_FIELDS) or (
         field.endswith("program.args") and value.startswith("{resume:")
