@@ -278,9 +278,7 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
-    errors = [
-        cut(without_host_and_rank(run.row.error), _MAX_ERROR) for run in runs
-    ]  # the host's name would take its place
+    errors = [cut(without_host_and_rank(run.row.error), _MAX_ERROR) for run in runs]  # hosts take room
     failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return [cut(heading, width), *(cut(line, width) for line in lines)], left_out
