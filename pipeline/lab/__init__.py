@@ -1,7 +1,8 @@
-"""The lab: simulated hosts on one computer, in network namespaces, each with its own OpenSSH server (docs/lab.md).
+"""The lab: simulated hosts on one computer (Linux, root) to try out and test multi-node runs (docs/lab.md).
 
-``up`` makes the lab of a project folder, ``status`` looks at it, ``down`` removes what ``up`` made and nothing else.
-``cut``, ``restore`` and ``limit`` make the link faults that tests and benchmarks need.
+Each host has namespaces of its own (network, processes, mounts) and an OpenSSH server. ``doit lab`` calls ``up``, which
+makes the lab of a project folder, ``status``, and ``down``, which removes what ``up`` made and nothing else. Tests and
+benchmarks break links with ``cut``, ``restore`` and ``limit``. ``network.py`` has the records and the network.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ __all__ = ["Lab", "LabHost", "answers", "cut", "down", "limit", "missing", "rest
 _MAX_HOSTS = 64
 _LOCK_S = 60.0
 _LOCK_POLL_S = 0.02
-_READY_S = 10.0
+_READY_S = 10.0  # until all ssh servers must answer
 _POLL_S = 0.005
-_LOG_TAIL = 5  # lines
+_LOG_TAIL = 5  # lines of a host's log in an error
 _SSHD = """\
 Port 22
 ListenAddress {address}
@@ -65,6 +66,8 @@ Host {name}
   StrictHostKeyChecking yes
   UpdateHostKeys no
 """
+# The shell functions in it: keep NAME PATH makes a folder reachable as /run/lab/NAME before it is covered, cover NAME
+# PATH puts a scratch folder over PATH, own NAME PATH replaces one file, back NAME PATH shows a kept folder, read-only.
 _BOOT = """\
 # The first process of a lab host, in namespaces of its own. Written by `doit lab`.
 set -eu
@@ -102,10 +105,10 @@ while :; do sleep 2147483647 & wait $!; done  # the first process also collects 
 
 
 def up(root: Path, hosts: int) -> Lab:
-    """Return the running lab of ``root`` with that many hosts: found, repaired, or made (about a second).
+    """Return the running lab of ``root`` with this number of hosts; make or repair it if needed (about a second).
 
-    A host whose ssh server died is started again and keeps its files. What a crash or a restart of the computer left
-    of a lab is removed, and the lab made anew.
+    A host whose ssh server died is started again and keeps its files. If a crash or a restart of the computer left only
+    parts of a lab, they are removed, and the lab is made anew.
 
     Raises:
         HostError: this computer can't run a lab, or a part of it did not come up.
@@ -116,7 +119,7 @@ def up(root: Path, hosts: int) -> Lab:
         raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", hint="doit lab --hosts 2")
     with _lock():
         lab = network.load(root)
-        if lab is None or not _usable(lab, root):
+        if lab is None or not _is_complete(lab, root):
             _remove(root)
             return _make(root, hosts)
         if len(lab.hosts) != hosts:
@@ -138,16 +141,17 @@ def down(root: Path) -> tuple[str, ...]:
 
 
 def status(root: Path) -> Lab | None:
-    """Return the lab of ``root`` as it is now (``lab.running``: every ssh server lives); None: there is none."""
+    """Return the lab of ``root`` as it is now; None: there is none."""
     return network.load(root.resolve())
 
 
 def _checked_root(root: Path) -> Path:
-    """Return the folder, resolved. Raises HostError: no lab can run there, or on this computer."""
-    if (reason := missing()) is not None:
-        raise reason
+    """Return the folder, resolved. Raises HostError: no lab can run in this folder, or on this computer."""
+    error = missing()
+    if error is not None:
+        raise error
     root = root.resolve()
-    refused = [sign for sign in ('"', "\\", "${", "\n") if sign in str(root)]
+    refused = [text for text in ('"', "\\", "${", "\n") if text in str(root)]
     if refused:
         raise HostError(
             f"lab: the folder {str(root)!r} has {refused[0]!r} in its path, which ssh_config can't quote",
@@ -158,7 +162,10 @@ def _checked_root(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """Hold the lock of all lab operations in this network namespace. The kernel releases it when a process dies."""
+    """Hold the lock of all lab operations on this computer (its file is the network namespace itself).
+
+    The kernel releases it when a process dies.
+    """
     with Path("/proc/self/ns/net").open("rb") as file:
         deadline = time.monotonic() + _LOCK_S
         while not try_lock(file.fileno()):
@@ -168,8 +175,8 @@ def _lock() -> Iterator[None]:
         yield
 
 
-def _usable(lab: Lab, root: Path) -> bool:
-    """Whether the lab was made completely, in this folder, and its namespaces exist."""
+def _is_complete(lab: Lab, root: Path) -> bool:
+    """Return True if the lab was made completely, in this folder, and its namespaces exist."""
     expected = {lab.switch, *(host.namespace for host in lab.hosts)}
     return lab.root == root and lab.ssh_config.exists() and expected == set(network.namespaces(lab.id))
 
@@ -182,7 +189,8 @@ def _make(root: Path, hosts: int) -> Lab:
         raise HostError(
             f"lab: its hosts' files can't lie in this project: {os_reason(error)}", hint="a clone that you can write to"
         ) from error
-    network.journal(root, id_, hosts, network.free_subnet(id_))
+    # recorded before anything is made, so that whatever happens `down` finds what there is to remove
+    network.write_record(root, id_, hosts, network.free_subnet(id_))
     lab = network.load(root)
     assert lab is not None
     try:
@@ -199,9 +207,11 @@ def _make(root: Path, hosts: int) -> Lab:
 def _remove(root: Path) -> tuple[str, ...]:
     lab = network.load(root)
     removed = list[str]()
+    # the id that the folder's path gives, and the recorded one, which differs after the folder was moved
     for id_ in sorted({network.lab_id(root), *([lab.id] if lab else [])}):
-        while ended := network.disconnect(id_):  # again: a killed `up` may have left a command at work
-            removed += ended
+        # until nothing is left: a command that a killed `up` has started may still make something
+        while names := network.disconnect(id_):
+            removed += names
     _remove_files(root)
     return tuple(removed)
 
@@ -214,25 +224,27 @@ def _write_files(lab: Lab) -> None:
     _new_key(identity, "paceline-lab")
     # torch's store listens on IPv6 and looks its clients' names up by their mapped addresses
     names = "".join(f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts)
-    known_hosts, known, entries = lab_folder / "known_hosts", [], []
+    known_hosts, host_keys, entries = lab_folder / "known_hosts", [], []
     cores = sorted(os.sched_getaffinity(0))
-    size = max(1, len(cores) // len(lab.hosts))  # neighbouring cores for each; of more hosts than cores some share one
+    # neighbouring cores for each host; if there are more hosts than cores, some hosts share a core
+    cores_per_host = max(1, len(cores) // len(lab.hosts))
     for number, host in enumerate(lab.hosts):
-        own_cores = [cores[(number * size + offset) % len(cores)] for offset in range(size)]
-        known.append(_write_host(lab, host, names, user, identity, own_cores))
+        own_cores = [cores[(number * cores_per_host + offset) % len(cores)] for offset in range(cores_per_host)]
+        host_keys.append(_write_host(lab, host, names, user, identity, own_cores))
         files = {"identity": _ssh_path(identity), "known_hosts": _ssh_path(known_hosts)}
         entries.append(_SSH.format(name=host.name, address=host.address, user=user.pw_name, **files))
-    write_atomic(known_hosts, "".join(known))
+    write_atomic(known_hosts, "".join(host_keys))
     write_atomic(lab.ssh_config, "\n".join(entries))
 
 
 def _write_host(
     lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, cores: Sequence[int]
 ) -> str:
+    """Write the files of one host; return its line of known_hosts. ``names``: lines of /etc/hosts for all hosts."""
     ssh, etc = host.folder / "ssh", host.folder / "etc"
-    for made, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
-        made.mkdir(parents=True, exist_ok=True)
-        made.chmod(mode)
+    for own_folder, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
+        own_folder.mkdir(parents=True, exist_ok=True)
+        own_folder.chmod(mode)
     for name in ("tmp", "var-tmp", "project"):
         (host.scratch / name).mkdir(exist_ok=True)
         (host.scratch / name).chmod(0o1777)
@@ -262,7 +274,8 @@ def _boot_script(host: LabHost, root: Path, home: Path, cores: Sequence[int]) ->
     The host gets its own name, /proc, /run, /tmp, home, ssh keys and machine id, and doesn't see the project folder. It
     computes on ``cores`` alone: with all cores for each host, training would be ten times slower.
     """
-    covered = {"/tmp": "tmp", "/var/tmp": "var-tmp", str(home): "home", str(root): "project"}
+    covered = {"/tmp": "tmp", "/var/tmp": "var-tmp", str(home): "home", str(root): "project"}  # path → scratch folder
+    # a folder first, then those in it, or its cover would hide theirs
     shallow_first = sorted(covered.items(), key=lambda item: len(Path(item[0]).parts))
     kept_names = [(f"keep{index}", quote(str(path))) for index, path in enumerate(_kept_folders([root, home]))]
     return _BOOT.format(
@@ -277,23 +290,24 @@ def _boot_script(host: LabHost, root: Path, home: Path, cores: Sequence[int]) ->
 
 
 def _kept_folders(covered: Sequence[Path]) -> list[Path]:
-    """Return this Python's folders in a folder that the host covers; they stay visible there, read-only."""
+    """Return the folders of this Python that the covers would hide; the host keeps them, read-only."""
     hidden = [*covered, Path("/tmp"), Path("/var/tmp")]
-    wanted = {Path(sys.prefix), Path(sys.base_prefix), *_links_of(Path(sys.executable))}
-    inside = [path for path in wanted if any(path.is_relative_to(cover) for cover in hidden)]
-    # never one that would bring a covered folder back
+    needed = {Path(sys.prefix), Path(sys.base_prefix), *_installations(Path(sys.executable))}
+    inside = [path for path in needed if any(path.is_relative_to(cover) for cover in hidden)]
+    # without a folder that contains a covered one, which would be visible again
     return sorted(path for path in inside if not any(cover.is_relative_to(path) for cover in covered))
 
 
-def _links_of(executable: Path) -> list[Path]:
-    """Return the installation folder (…/bin/..) of each link from the executable to the real file."""
-    steps = [executable]
-    while steps[-1].is_symlink() and len(steps) < 16:
-        steps.append(Path(steps[-1].parent, steps[-1].readlink()))
-    return [step.parent.parent for step in [*steps, executable.resolve()]]
+def _installations(executable: Path) -> list[Path]:
+    """Return the installation folder (…/bin/..) of each link on the way from the executable to the real file."""
+    links = [executable]
+    while links[-1].is_symlink() and len(links) < 16:  # links may form a circle
+        links.append(Path(links[-1].parent, links[-1].readlink()))
+    return [path.parent.parent for path in [*links, executable.resolve()]]
 
 
 def _ssh_path(path: Path) -> str:
+    """Quote a path for ssh_config, which takes % for the beginning of a placeholder."""
     return '"' + str(path).replace("%", "%%") + '"'
 
 
@@ -301,13 +315,13 @@ def _ssh_path(path: Path) -> str:
 def _start(host: LabHost) -> None:
     end_processes(host.namespace)
     (host.folder / "init").unlink(missing_ok=True)
-    inside = 'ip netns exec "$1" unshare --mount --uts --ipc --pid --fork --kill-child sh "$2/boot.sh"'
-    line = f'setsid {inside} >"$2/log" 2>&1 </dev/null &'
+    in_namespaces = 'ip netns exec "$1" unshare --mount --uts --ipc --pid --fork --kill-child sh "$2/boot.sh"'
+    line = f'setsid {in_namespaces} >"$2/log" 2>&1 </dev/null &'
     command("sh", "-c", line, "sh", host.namespace, str(host.folder))
 
 
 def wait_ready(lab: Lab) -> Lab:
-    """Wait until every host's ssh server answers; return the lab as it is then. Raises HostError with a host's log."""
+    """Wait until every host's ssh server answers; return the lab with its processes. Raises HostError with a log."""
     deadline = time.monotonic() + _READY_S
     for host in lab.hosts:
         while not answers(host):
@@ -326,7 +340,7 @@ def wait_ready(lab: Lab) -> Lab:
 
 
 def answers(host: LabHost, timeout_s: float = 0.5) -> bool:
-    """Whether an ssh server greets the controller on the host's address."""
+    """Return True if an ssh server greets this process at the host's address."""
     try:
         with socket.create_connection((host.address, 22), timeout=timeout_s) as connection:
             return connection.recv(4) == b"SSH-"
@@ -338,8 +352,8 @@ def _remove_files(root: Path) -> None:
     lab_folder = folder(root)
     if not lab_folder.is_dir():
         return
-    ours = ("node[0-9]*", "id_ed25519*", "known_hosts", "ssh_config", ".*.*", "state.json")  # .*.*: half-written
-    for pattern in ours:
+    # ".*.*": half-written files. The record goes last: with it `down` can continue after an interruption.
+    for pattern in ("node[0-9]*", "id_ed25519*", "known_hosts", "ssh_config", ".*.*", "state.json"):
         for path in sorted(lab_folder.glob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     if not any(lab_folder.iterdir()):

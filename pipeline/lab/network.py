@@ -1,6 +1,7 @@
-"""The records of a lab, and its network: a bridge in a network namespace of its own, a port per host, an uplink.
+"""The record of a lab in its folder (state.json), and its network, made with ``ip``.
 
-In the controller's namespace, firewall rules for forwarded packets (Docker's ``FORWARD DROP`` with br_netfilter) would
+All hosts are connected to a bridge, and an uplink connects the controller to it. The bridge has a network namespace of
+its own: in the controller's, firewall rules for forwarded packets (Docker's ``FORWARD DROP`` with br_netfilter) would
 drop the traffic between two hosts.
 """
 
@@ -26,11 +27,12 @@ from pipeline.core.processes import process
 
 _VERSION = 1  # of state.json
 _END_S = 10.0
-# Hosts that all speak with each other learn n² hardware addresses, of which a kernel holds 1,024 in all namespaces
-# together (gc_thresh3). For more hosts than this they are set by hand; a dead host is then silent, not unreachable.
+# n hosts that all speak with each other learn n² hardware addresses, and a kernel holds 1,024 of them in all namespaces
+# together (gc_thresh3). In a lab of more than 24 hosts they are set in advance. A dead host is then silent instead of
+# unreachable.
 _MOST_LEARNED = 24
 _NETNS = Path("/run/netns")
-_NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists because of a lab
+_NETNS_OURS = Path("/run/paceline-made-netns")  # exists while a lab is the reason that /run/netns exists
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # a plain user's PATH often lacks sbin
 _PACKAGES = {
     "ip": "iproute2",
@@ -40,17 +42,14 @@ _PACKAGES = {
     "unshare": "util-linux",
     "mount": "mount",
 }
-_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bit numbers, linux/capability.h
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # name → bit number in linux/capability.h
 _OWN_HOSTS = "or train on hosts of your own: doit train cluster=pssh cluster.hostfile=FILE"
 _COMMAND_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabHost:
-    """One host of the lab. Process ids are the ones that the controller sees; None: not running.
-
-    ``scratch`` holds the folders that the host has as its home, /tmp and /var/tmp.
-    """
+    """One host of the lab. Process ids are those in the controller's /proc; None: not running."""
 
     name: str
     address: str
@@ -61,22 +60,23 @@ class LabHost:
 
     @property
     def scratch(self) -> Path:
+        """The folder of the folders that the host sees as its home, /tmp, /var/tmp and project."""
         return self.folder / "scratch"
 
     @property
     def home(self) -> Path:
-        """Where the controller sees the files that the host has in its ``~``."""
+        """The host's ``~``, as a path of the controller."""
         return self.scratch / "home"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """The lab of one project folder. ``subnet`` like ``10.83.7.0/24``; hosts ordered by number."""
+    """The lab of one project folder."""
 
     id: str
     root: Path
-    subnet: str
-    hosts: tuple[LabHost, ...]
+    subnet: str  # such as 10.83.7.0/24
+    hosts: tuple[LabHost, ...]  # node0, node1, …
 
     @property
     def ssh_config(self) -> Path:
@@ -84,11 +84,12 @@ class Lab:
 
     @property
     def switch(self) -> str:
-        """Name of the namespace that holds the bridge and one port per host, named as the host."""
+        """Name of the namespace with the bridge; each host's port in it has the host's name."""
         return namespace(self.id, "switch")
 
     @property
     def running(self) -> bool:
+        """True if every host's ssh server lives."""
         return all(host.sshd_pid is not None for host in self.hosts)
 
     def host(self, name: str) -> LabHost:
@@ -104,7 +105,7 @@ def folder(root: Path) -> Path:
 
 
 def lab_id(root: Path) -> str:
-    """Return eight hex digits of the path's digest, by which a lab is found whose folder was lost."""
+    """Return eight hex digits of the path's digest: by them a lab's namespaces are found even without its record."""
     return hashlib.sha256(str(root).encode()).hexdigest()[:8]
 
 
@@ -117,23 +118,23 @@ def uplink(id_: str) -> str:
     return f"pl{id_}"
 
 
-def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
-    """Record the lab that is about to be made, so that ``down`` can remove it; all else follows from these values."""
+def write_record(root: Path, id_: str, hosts: int, subnet: str) -> None:
+    """Record the lab that is about to be made. All its names and addresses follow from these values."""
     record = {"version": _VERSION, "id": id_, "root": str(root), "hosts": hosts, "subnet": subnet}
     write_json(folder(root) / "state.json", record)
 
 
 def load(root: Path) -> Lab | None:
     """Return the recorded lab with the processes that live now; None: none is recorded in this folder."""
-    record = _read(root)
+    record = _read_record(root)
     if record is None or _is_copy(root, record):
         return None
-    base = record["subnet"].rsplit(".", 1)[0]
+    base = record["subnet"].rsplit(".", 1)[0]  # the first three numbers of its addresses
     hosts = tuple(_host(root, record["id"], index, base) for index in range(record["hosts"]))
     return Lab(id=record["id"], root=Path(record["root"]), subnet=record["subnet"], hosts=hosts)
 
 
-def _read(root: Path) -> dict[str, Any] | None:
+def _read_record(root: Path) -> dict[str, Any] | None:
     try:
         record = json.loads((folder(root) / "state.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -142,11 +143,14 @@ def _read(root: Path) -> dict[str, Any] | None:
 
 
 def _is_copy(root: Path, record: dict[str, Any]) -> bool:
-    """Whether the whole checkout was copied: the lab then belongs to the folder it was copied from."""
+    """Return True if the record came here with a copy of another project folder, to which the lab belongs.
+
+    If that folder has no such record any more, it was moved here, and the lab with it.
+    """
     origin = Path(record["root"])
     if origin == root:
         return False
-    record_there = _read(origin)
+    record_there = _read_record(origin)
     return record_there is not None and record_there["id"] == record["id"]
 
 
@@ -165,16 +169,17 @@ def _host(root: Path, id_: str, index: int, base: str) -> LabHost:
 
 
 def _live_init(host_folder: Path) -> int | None:
-    """Return the pid in ``host_folder/init`` if that very process (same start time) still runs."""
+    """Return the pid in ``host_folder/init`` if that process still runs; None if not."""
     try:
         pid, started = (host_folder / "init").read_text().split()
-        return int(pid) if _stat(int(pid))[19] == started else None
+        return int(pid) if _stat(int(pid))[19] == started else None  # another process with its pid began later
     except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
 
 
 def _child(parent: int, name: str) -> int | None:
-    with contextlib.suppress(OSError):  # one has just ended
+    """Return the pid of the parent's child process of this name; None: there is none."""
+    with contextlib.suppress(OSError):  # a process has just ended
         for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
             if Path(f"/proc/{pid}/comm").read_bytes() == f"{name}\n".encode() and _stat(int(pid)):
                 return int(pid)
@@ -184,14 +189,14 @@ def _child(parent: int, name: str) -> int | None:
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat behind the name. Raises ProcessLookupError, FileNotFoundError: it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    if fields[0] in "ZX":
+    if fields[0] in "ZX":  # a zombie, or dead
         raise ProcessLookupError(pid)
     return fields
 
 
 # ------------------------------------------------------------------------------------------- this computer, its network
 def missing() -> HostError | None:
-    """Return the error if no lab can run here, with the way to get what is missing; None: nothing is."""
+    """Return the error if no lab can run here, with the way to get what is missing; None: a lab can run."""
     if sys.platform != "linux":
         return HostError(
             f"the lab needs Linux (network namespaces); this is {sys.platform}",
@@ -209,6 +214,7 @@ def missing() -> HostError | None:
             f"the lab needs root (network namespaces); this is uid {os.geteuid()}",
             hint=f'sudo "$(command -v doit)" lab --hosts 2   ({_OWN_HOSTS})',
         )
+    # root of a container may lack capabilities
     effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     mask = int(effective[1], 16) if effective else 0
     lacking = [name for name, bit in _CAPABILITIES.items() if not mask >> bit & 1]
@@ -235,16 +241,17 @@ def command(*argv: str, stdin: str = "") -> str:
 
 
 def free_subnet(id_: str) -> str:
-    """Return a /24 that overlaps no address and no route (but the default one) of this machine.
+    """Return a /24 that overlaps no address and no route (except the default route) of this computer.
 
-    The kernel's own tables are the register: call it, and give the uplink its address, under one lock.
+    Nothing but the kernel's tables says what is in use. So the caller must hold the lab's lock until the uplink has its
+    address.
     """
     links = json.loads(command("ip", "-4", "-j", "addr") or "[]")
-    taken = [f"{own['local']}/{own['prefixlen']}" for link in links for own in link.get("addr_info", ())]
+    in_use = [f"{address['local']}/{address['prefixlen']}" for link in links for address in link.get("addr_info", ())]
     routes = json.loads(command("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
-    taken += [route["dst"] for route in routes if route["dst"] != "default"]
-    others = [ipaddress.ip_network(text, strict=False) for text in taken]
-    start = int(id_, 16)
+    in_use += [route["dst"] for route in routes if route["dst"] != "default"]
+    others = [ipaddress.ip_network(text, strict=False) for text in in_use]
+    start = int(id_, 16)  # a lab that is made again gets the same addresses if it can
     for block in ("10.83", "198.18", "198.19"):
         for index in range(256):
             subnet = ipaddress.ip_network(f"{block}.{(start + index) % 256}.0/24")
@@ -269,7 +276,7 @@ def connect(lab: Lab) -> None:
     for host in lab.hosts:
         lines.append(f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}")
         ports.append(f"link set {host.name} master br0 up")
-    # one batch for all links instead of a process for each
+    # one process of ip for all links instead of one for each
     command("ip", "-batch", "-", stdin="\n".join(lines))
     command("ip", "-n", lab.switch, "-batch", "-", stdin="\n".join(ports))
     for host in lab.hosts:
@@ -282,12 +289,12 @@ def connect(lab: Lab) -> None:
 
 
 def _hardware(host: LabHost) -> str:
-    """Return the address of its network card, one of those that a machine may choose for itself (IEEE 802)."""
+    """Return the hardware address of its network card: 02:… are those that anybody may choose (IEEE 802)."""
     return ":".join(["02", "00", *(f"{part:02x}" for part in ipaddress.ip_address(host.address).packed)])
 
 
 def namespaces(id_: str) -> list[str]:
-    """Return the lab's namespaces that exist now, whatever its journal says."""
+    """Return the lab's namespaces that exist now, whatever its record says."""
     prefix = namespace(id_, "")
     existing = json.loads(command("ip", "-j", "netns", "list") or "[]")
     return sorted(entry["name"] for entry in existing if entry["name"].startswith(prefix))
@@ -303,9 +310,10 @@ def disconnect(id_: str) -> list[str]:
         try:
             command("ip", "link", "delete", uplink(id_))
         except HostError:
-            if _exists(uplink(id_)):  # the kernel removes it by itself, a moment after the namespace of its other end
+            # the kernel may have removed it just now, after the namespace of its other end
+            if _exists(uplink(id_)):
                 raise
-    _leave_no_netns_folder()
+    _remove_netns_folder()
     return removed
 
 
@@ -313,8 +321,8 @@ def _exists(device: str) -> bool:
     return device in [link["ifname"] for link in json.loads(command("ip", "-j", "link") or "[]")]
 
 
-def _leave_no_netns_folder() -> None:
-    """Undo what the first ``ip netns add`` on this machine did, once no namespace of anybody is left."""
+def _remove_netns_folder() -> None:
+    """Remove /run/netns if a lab's first ``ip netns add`` has made it and nobody's namespace is in it any more."""
     if not _NETNS_OURS.exists() or (_NETNS.exists() and any(_NETNS.iterdir())):
         return
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -362,5 +370,5 @@ def limit(lab: Lab, host: str, rate_mbit: float) -> None:
 
 
 def _ends(lab: Lab, host: str) -> list[tuple[str, str]]:
-    """Return (namespace, interface) of both ends of the host's link; a limit holds for what leaves an end."""
+    """Return (namespace, interface) of both ends of the host's link; a limit at an end holds for what leaves there."""
     return [(lab.switch, lab.host(host).name), (lab.host(host).namespace, "eth0")]

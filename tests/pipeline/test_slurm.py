@@ -26,7 +26,7 @@ from pipeline.cluster.launchers.slurm_job import (
     ShownJob,
     duration_s,
     job_id,
-    means,
+    meaning_of_wait,
     options_of,
     parse_job,
     refused,
@@ -138,7 +138,7 @@ def test_a_slurm_that_does_not_tell_how_a_job_stands_ends_nothing_and_its_words_
     with pytest.raises(InterruptedError):
         launcher._wait(lambda _: None, check)
     assert launcher.starting() == f"asking Slurm, which doesn't tell how job 42 stands: scontrol: {trouble}"
-    assert launcher._polled().why_gone == ""
+    assert launcher._poll().why_gone == ""
 
 
 def test_the_nodes_are_told_to_leave_though_slurm_does_not_answer(site: Callable[..., Queue], tmp_path: Path) -> None:
@@ -188,10 +188,10 @@ def test_a_job_is_read_from_what_scontrol_prints() -> None:
 def test_a_waiting_job_tells_its_reason_its_place_and_what_would_let_it_start() -> None:
     usual, never = shown("PENDING", "Resources"), shown("PENDING", "PartitionTimeLimit")
     assert waiting(usual, "place 3 of 12 in partition gpu") == "PENDING (Resources), place 3 of 12 in partition gpu"
-    assert not means(usual)
-    assert means(never)
-    assert means(shown("PENDING", "PartitionInactive"))
-    assert means(shown("PENDING", "DependencyNeverSatisfied"))
+    assert not meaning_of_wait(usual)
+    assert meaning_of_wait(never)
+    assert meaning_of_wait(shown("PENDING", "PartitionInactive"))
+    assert meaning_of_wait(shown("PENDING", "DependencyNeverSatisfied"))
     assert waiting(never, "") == (
         "PENDING (PartitionTimeLimit), its time limit is more than the partition allows: cluster.time_limit="
     )

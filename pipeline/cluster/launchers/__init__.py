@@ -1,4 +1,7 @@
-"""The launchers: one module each, found by name and imported on use. docs/adding-launchers.md shows how to add one."""
+"""The launchers: ways to reach the hosts of a cluster and to run torchrun there, one module each.
+
+``cluster.launcher`` names the module, which ``create`` imports on use. docs/adding-launchers.md shows how to add one.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
 
 def create(cluster: Cluster) -> Launcher:
     """Return the launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
-    # imported here, as a command needs one of them, and none if its run is finished
-    if capabilities(cluster).hosts_are_granted:  # by a scheduler, which chooses them
+    # imported here, as a command needs only one of the two, and none if its run is finished
+    if capabilities(cluster).hosts_are_granted:
         from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 
         return GrantedLauncher(_backend_class(cluster)(cluster))
@@ -36,7 +39,7 @@ def create(cluster: Cluster) -> Launcher:
 
 
 def submission(cluster: Cluster, spec: AttemptSpec) -> str:
-    """Return what a scheduler gets for an attempt, or the commands that reach the hosts; '': nothing to show.
+    """Return the script for the scheduler, or the commands that reach the hosts, to show them; '': nothing to show.
 
     Pure: no program or host is needed. Raises UsageError.
     """

@@ -1,4 +1,8 @@
-"""Attempts on hosts that the configuration names: each request is one command of the node agent on all of them."""
+"""Run attempts on hosts that the configuration names, over any ``Transport`` (local, pssh, mpi).
+
+``cluster/attempt`` calls it. Each operation is one request to the node agents of all hosts at once; only ``follow`` and
+``collect`` have a connection of their own to each host.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +50,10 @@ class AgentLauncher:
 
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
-        self.lock_file = transport.lock_file  # of the hosts' environments
+        self.lock_file = transport.lock_file  # from which hosts get their Python environment
         self.client = AgentClient(transport)
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
-        self._notes: list[str] = []
+        self._notes: list[str] = []  # remarks for the user that ``notes`` hasn't returned yet
 
     @property
     def capabilities(self) -> Capabilities:
@@ -60,10 +64,10 @@ class AgentLauncher:
         self.transport.close()
 
     def registry(self, run_dir: Path) -> str:
-        """Return the folder on a node where its agents register (``~`` is the node's).
+        """Return the folder on a node in which its agents register what they run (``~`` is the node's).
 
-        It lies outside the run folder, which may be removed at any time. ``Path()``: for a request without a run, which
-        needs it only on hosts that don't share the run folder.
+        It lies outside the run folder, which may be removed at any time. A request that belongs to no run passes
+        ``Path()``; only hosts that don't share the run folder then use the result.
         """
         return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
@@ -94,42 +98,44 @@ class AgentLauncher:
         if self.lock_file is not None and not self.transport.pythons:
             self.transport.pythons = self._interpreters(self.lock_file)
         request = agent_client.probe_request(self.cluster, pack, modules, self.registry(Path()), gpu_s, warm)
-        asked, began = time.time(), time.monotonic()
+        asked_at, began = time.time(), time.monotonic()
         answers = self.client.demand("probe", request)
-        answered_s = min(time.monotonic() - began, self.client.short_s)  # longer if this process was stopped itself
+        # If this process was stopped meanwhile (Ctrl-Z), the measured time says nothing: the hosts had short_s.
+        answered_s = min(time.monotonic() - began, self.client.short_s)
+        # Later connections to hosts with a slow login get more time before they count as lost.
         self.transport.slow_s = max(self.client.slow_s, 1.5 * answered_s if answered_s > _USUAL_S else 0.0)
-        answered = time.time()
+        answered_at = time.time()
         hosts_facts = []
         for host in self.cluster.hosts:
             facts = host_facts(host.label, answers[host.label].value or {})
             address, interface = networks.address_and_interface(host, facts.address, facts.interfaces)
-            times = facts.times and facts.times._replace(controller_asked=asked, controller_answered=answered)
+            times = facts.times and facts.times._replace(controller_asked=asked_at, controller_answered=answered_at)
             hosts_facts.append(facts._replace(address=address, interface=interface, times=times))
         return hosts_facts
 
     def connect(self, facts: list[HostFacts]) -> tuple[list[HostFacts], str]:
         """Let all hosts connect to each other. Returns the facts with the addresses that worked, and a warning or ''.
 
-        If the configuration chose no address and all hosts have InfiniBand, its addresses are tried before those of
-        ssh.
+        If the configuration chose no address and all hosts have InfiniBand, its addresses are tried first, then those
+        that ssh used.
         """
-        fast = networks.over_infiniband(self.cluster.hosts, facts)
-        if fast is None:
+        infiniband_facts = networks.over_infiniband(self.cluster.hosts, facts)
+        if infiniband_facts is None:
             self.reach(facts)
             return facts, ""
         try:
-            self.reach(fast)
+            self.reach(infiniband_facts)
         except HostError as error:
             self.reach(facts)
-            why = error.what.splitlines()[1].strip()
+            why = error.what.splitlines()[1].strip()  # of the first pair of hosts; line 0 is the heading
             return facts, (
                 f"WARNING: the hosts have InfiniBand, but not all connect over it ({why}), so their addresses are "
                 "those of ssh; cluster.interface= says which to take without a trial"
             )
-        return fast, ""
+        return infiniband_facts, ""
 
     def reach(self, facts: list[HostFacts]) -> None:
-        """Let all hosts listen and connect to each other over TCP at the same time, at the addresses of the ranks.
+        """Let all hosts listen and connect to each other over TCP, at the addresses that the ranks will use.
 
         Raises HostError: names each host that another can't reach, the address, how that failed, and the fix.
         """
@@ -148,27 +154,27 @@ class AgentLauncher:
             raise networks.unreached_error(failures, facts)
 
     def environments(self, lock: LockFile) -> list[Environment]:
-        """Return each host's environment of a lock file, in their order, found by the configured interpreters.
-
-        Raises HostError.
-        """
+        """Return each host's environment of a lock file, in the cluster's order. Raises HostError."""
         request = FindEnvironmentRequest(self.workdir, lock.sha256)
         answers = self.client.demand("looking for the environment", request)
         return [Environment(host=host.label, **(answers[host.label].value or {})) for host in self.cluster.hosts]
 
     def _interpreters(self, lock: LockFile) -> dict[str, str]:
-        """Return host label → the interpreter of its environment. Raises HostError that names hosts without one."""
+        """Return host label → the interpreter of its environment. Raises HostError: hosts that have none."""
         environments = self.environments(lock)
-        if lacking := [one.host for one in environments if one.python is None]:
+        if lacking := [environment.host for environment in environments if environment.python is None]:
             raise HostError(
                 f"{', '.join(lacking)}: there is no environment of {lock.path.name} (cluster.environment_from)",
                 hint="doit sync with the same words makes it",
                 hosts=lacking,
             )
-        return {one.host: one.python for one in environments if one.python is not None}
+        return {environment.host: environment.python for environment in environments if environment.python is not None}
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
-        """Send what is missing and start torchrun on all nodes at once. Raises HostError: some may have started."""
+        """Send the files that hosts lack, and start torchrun on all nodes at once. Raises HostError: a host failed.
+
+        Then torchrun may have started on others.
+        """
         if pack is not None:
             self.send_pack(pack, facts)
         registry, digest = self.registry(run_dir), pack.digest if pack else ""
@@ -193,7 +199,7 @@ class AgentLauncher:
         return notes
 
     def send_pack(self, pack: PackSource, facts: Sequence[HostFacts]) -> None:
-        """Send the data pack to all hosts that lack it, at once. A host has it whole, with its digests, or not at all.
+        """Send the data pack to all hosts that lack it, at once; a host keeps only a whole pack with the right digest.
 
         Raises HostError: a host has no room for it, or could not receive it.
         """
@@ -208,7 +214,7 @@ class AgentLauncher:
         )
 
     def standings(self, plan: LaunchPlan) -> dict[str, Answer]:
-        """Ask each host whether its part of the plan still runs, or how it ended: a ``Standing``, by host label."""
+        """Ask each host whether its part of the plan still runs, or how it ended. Returns host label → ``Standing``."""
         return self.client.ask(StandingRequest(self._nodes(plan)))
 
     def _nodes(self, plan: LaunchPlan) -> tuple[NodeStart, ...]:
@@ -242,7 +248,7 @@ class AgentLauncher:
         """Return a live connection to one host. Reconnecting opens a new ssh connection."""
 
         def again() -> list[str]:
-            self.transport.shares_connections = False
+            self.transport.shares_connections = False  # the shared connection may be the one that broke
             return self.transport.stream_argv(host)
 
         argv, slow_s = self.transport.stream_argv(host), max(self.client.slow_s, self.transport.starts_s)
@@ -251,10 +257,10 @@ class AgentLauncher:
     def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
         """End everything that runs for this key, on every host that answers. Returns host label → what went wrong.
 
-        It takes a key instead of a plan, so that it also ends what a dead controller has left behind. ``start``: the
-        run id of a start that is given up: hosts refuse it from now on, as its command may still be on its way.
+        It takes a key instead of a plan, so that it also ends what a dead controller has left behind. ``start`` is the
+        run id of a start that was given up: its command may still be on its way, so hosts refuse it from now on.
         """
-        self.transport.shares_connections = False
+        self.transport.shares_connections = False  # it must not hang with a connection that does
         prefix = journal.attempt_prefix(run_key, run_dir)
         request = StopRequest(prefix, self.registry(run_dir), refused_run_id=start)
         answers = self.client.ask(request, timeout_s=self.client.short_s + 8.0)
@@ -274,12 +280,9 @@ class AgentLauncher:
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """Fetch and verify rank 0's outputs into ``run_dir``, and the other nodes' own files into ``nodes/RANK``.
 
-        Files of the other nodes that can't be fetched are noted.
-
-        Args:
-            final: the attempt has ended well; else only what a later attempt resumes from is fetched.
-
-        Returns False if the outputs could not be fetched and are still there. Raises what ``downloads.receive`` does.
+        If files of the other nodes can't be fetched, only ``notes`` says so. ``final``: the attempt has ended well;
+        else only the files are fetched from which a later attempt resumes. Returns False if rank 0's outputs could not
+        be fetched and are still on its host. Raises what ``downloads.receive`` raises.
         """
         if self.capabilities.shares_run_dir:
             return True
@@ -289,13 +292,15 @@ class AgentLauncher:
             for node in self._nodes(plan)
         }
         others = {label: source for label, source in sources.items() if label not in self._silent}
-        if final and plan.outputs.others:  # before the first node's files, as its summary.json marks the run complete
+        # After a good end the other nodes come first: the first node's summary.json marks the run as complete.
+        if final and plan.outputs.others:
             self._notes += receive_others(plan, others, run_dir, final=True)
         received = receive(sources[first_host], run_dir, final=final, outputs=plan.outputs)
         self._notes += received.notes
         if received.is_complete and not final and plan.outputs.others:
             self._notes += receive_others(plan, others, run_dir, final=False)
-        is_pruned = (run_dir / run_folder.PRUNED).exists()  # a later command resumes it, and needs work/
+        # A finished run needs no working directories any more; a pruned one does, as a later command may resume it.
+        is_pruned = (run_dir / run_folder.PRUNED).exists()
         if received.is_complete and final and not is_pruned:
             for folder in [run_dir / "work", *run_dir.glob("nodes/*/work")]:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -308,9 +313,9 @@ class AgentLauncher:
             self.client.ask(CleanRequest(self._nodes(plan)), hosts=hosts)
 
     def remove_folders(self, unwanted: Sequence[tuple[HostFacts, Sequence[str]]]) -> dict[str, list[str]]:
-        """Remove named folders of attempts that are over, unless they are in use again.
+        """Remove folders of attempts that are over, unless they are in use again. ``unwanted``: (host, folder names).
 
-        Returns host label → the removed ones; a host that fails is left out.
+        Returns host label → the removed folders; a host that fails is left out.
         """
         labels = {fact.host for fact, _ in unwanted}
         hosts = [host for host in self.cluster.hosts if host.label in labels]

@@ -1,6 +1,8 @@
 """The interface of a launcher: a ``Transport`` to known hosts, or a ``Scheduler`` that grants hosts.
 
-Everything else is shared: ``AgentLauncher`` runs an attempt over a transport, ``GrantedLauncher`` runs one in a job.
+A launcher's module derives one class from one of the two. Everything else is shared: ``AgentLauncher`` runs attempts
+over any transport, ``GrantedLauncher`` runs them in a job of any scheduler. On the hosts both use the node agent
+(``cluster/agent``), whose code travels there with each request.
 """
 
 from __future__ import annotations
@@ -28,14 +30,11 @@ NOT_ENDED = "could not be ended there: "
 
 @dataclass(frozen=True, kw_only=True)
 class PackSource:
-    """The data pack on the controller: its folder, and the digest that names it on every node.
-
-    ``inside`` are the paths in it that a script gets as {data}, {data2}, …
-    """
+    """The data pack (the data as nodes read them) on the controller."""
 
     path: Path
-    digest: str
-    inside: tuple[str, ...] = ()
+    digest: str  # by which hosts name it
+    inside: tuple[str, ...] = ()  # paths in it that a script gets as {data}, {data2}, …
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,41 +44,41 @@ class AttemptSpec:
     run_dir: Path  # absolute; holds config.json and code/
     run_key: str  # names the run on the hosts
     attempt: int  # counts from 1
-    # the module of each rank; with a script the module that starts torchrun, or without torchrun the script
+    # the module that each rank runs; for a script: the module that starts torchrun, or the script itself
     trainer: str
     pack: PackSource | None = None  # None: the attempt needs no data
     outputs: Outputs = TRAINING_OUTPUTS  # what rank 0 leaves
-    versions: Mapping[str, str] = field(default_factory=dict)  # of the run's key; a host with others is refused
-    is_restart: bool = False  # the same command has had the hosts before, so if they are busy now it waits
-    # another host would replace one that can't be reached, so nobody waits for the end of its ranks (``lease_s`` after
-    # they last heard of the controller)
+    versions: Mapping[str, str] = field(default_factory=dict)  # package → version in the key; other hosts are refused
+    is_restart: bool = False  # the same command has used the hosts before, so if they are busy now it waits
+    # If a host can't be reached, its ranks may run until ``lease_s`` after they last heard of the controller. True: a
+    # spare host takes its place, so nobody waits for that.
     replaceable: bool = False
-    script: str | None = None  # its path in the snapshot; '' for another program
+    script: str | None = None  # its path in the snapshot; "": another program; None: the built-in training
     project: str = ""  # the checkout that the script belongs to
     uses_torchrun: bool = True
 
 
 def workdir_of(cluster: Cluster) -> str:
-    """Return the folder on a host for the files of hosts that share no run folder (``~`` is the host's)."""
+    """Return the folder for Paceline's files on a host that doesn't share the run folder (``~`` is the host's)."""
     return cluster.settings.workdir or "~/.cache/paceline"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a launcher knows about a failed attempt beyond the ends of its nodes."""
+    """What a launcher knows about a failed attempt in addition to how its nodes ended."""
 
-    text: str = ""  # appended to the nodes' own words
+    text: str = ""  # appended to what the nodes report
     hint: str | None = None  # what helps
-    cause: str = ""  # as TrainingError's; '': taken from the nodes' ends
-    again: bool = False  # the scheduler took the hosts away and will grant others, so the attempt goes on
+    cause: str = ""  # as in TrainingError; "": it follows from how the nodes ended
+    again: bool = False  # the scheduler took the hosts away and will grant others: the attempt is made once more
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockFile:
-    """A lock file for the hosts (``cluster.environment_from``)."""
+    """A pip lock file from which hosts make their Python environment (``cluster.environment_from``)."""
 
     path: Path
-    wheelhouse: Path | None  # a local folder of wheels for it; None: hosts have a network
+    wheelhouse: Path | None  # a local folder with its wheels; None: hosts download them
 
     @property
     def sha256(self) -> str:
@@ -97,11 +96,11 @@ class LockFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One host's environment of a lock file, in its folder ``place``. ``python`` is None until it is made."""
+    """The Python environment that one host has made, or will make, of a lock file."""
 
     host: str
-    place: str
-    python: str | None
+    place: str  # its folder there
+    python: str | None  # its interpreter; None until it is made
     python_version: str
 
 
@@ -116,20 +115,22 @@ def refuse_missing_ssh_config(cluster: Cluster) -> None:
 
 
 class Transport(ABC):
-    """The way to start the node agent on the hosts of a cluster: on all at once, or on one with a live stream."""
+    """The way to start the node agent on the hosts of a cluster: on all at once, or on one with a live stream.
+
+    Attributes:
+        slow_s: how long further connections may take; None: no host has answered yet. Set by the caller.
+        shares_connections: False makes commands open connections of their own. The caller sets it after one broke.
+    """
 
     silent_s: ClassVar[float] = 0.0  # how long a live agent may be silent; 0: until ssh notices a lost host
     starts_s: ClassVar[float] = 0.0  # the least time that a further connection takes
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        # how a host makes its identity, by its addresses or as this computer; it stands in every request
-        self.access = Access(is_local=capabilities(cluster).is_this_computer)
-        self.lock_file: LockFile | None = None  # from which hosts get their environment
-        self.pythons: dict[str, str] = {}  # host label → the interpreter of its environment
+        self.access = Access(is_local=capabilities(cluster).is_this_computer)  # sent with every request
+        self.lock_file: LockFile | None = None  # from which hosts get their Python environment
+        self.pythons: dict[str, str] = {}  # host label → the interpreter of that environment
         self.outputs: dict[str, Path] = {}  # host label → the file that receives what its command prints
-        # set by the user of the transport: how long further connections may take (None: no host has answered yet), and
-        # whether a connection broke or hangs, so that commands open connections of their own
         self.slow_s: float | None = None
         self.shares_connections = True
 
@@ -140,11 +141,11 @@ class Transport(ABC):
 
     @abstractmethod
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
-        """Run the agent on ``hosts`` at once, each with the whole file ``stdin``. Returns host label → its output."""
+        """Run the agent on ``hosts`` at once, each with the whole file ``stdin``. Returns host label → output."""
 
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
-        """Return the command of a live agent on one host."""
+        """Return the command that starts the agent on one host, connected to the command's stdin and stdout."""
 
     def run_agent(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
         """Run the agent on one host to its end, with the whole file ``stdin``."""
@@ -166,54 +167,67 @@ class Transport(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class GrantedJob:
-    """One job of a scheduler for one run."""
+    """One job of a scheduler for one run. In it several attempts may be started, one after the other."""
 
     id: str
     title: str  # its name in messages
-    show_command: str  # with which the user sees it
-    end_command: str  # with which the user may end it
+    show_command: str  # by which the user can look at it
+    end_command: str  # by which the user can end it
     folder: JobFolder  # shared by its nodes and the controller
     nnodes: int
-    restart: int = 0  # how many times the scheduler had requeued it when all of its nodes had reported
+    restart: int = 0  # how often the scheduler had requeued it when all of its nodes reported
     is_started: bool = False  # an attempt was started in it
     printed_bytes: int = 0  # the length of its output before its newest start
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """The state of a job; its "own nodes" are those that it had in its restart ``GrantedJob.restart``."""
+    """The state of a job by its scheduler. A requeued job gets other nodes; "the run's nodes" are the earlier ones.
 
-    words: str = ""  # what is waited for, as words that follow "still"
+    They are the nodes that the job had in its restart ``GrantedJob.restart``, when the run started on them.
+    """
+
+    words: str = ""  # what the command waits for, as words that follow "still"
     phase: str = ""  # the scheduler's own word for it
     warning: str = ""  # what somebody has to do before the job can start
     is_unanswered: bool = False  # the scheduler doesn't answer now, so none of the following is known
-    restart: int = 0  # how often the scheduler has taken its nodes away and granted it others
-    is_running: bool = False  # its nodes may take a start
+    restart: int = 0  # how often the scheduler has taken the job's nodes away and granted it others
+    is_running: bool = False  # an attempt can be started on its nodes
     is_leaving: bool = False  # the scheduler is about to take these nodes away
     is_over: bool = False  # the job won't run any more
-    is_idle: bool = False  # nothing runs any more on its own nodes
-    is_settled: bool = True  # the scheduler has decided what becomes of the job
-    why_halted: str = ""  # why its ranks stand still
-    why_gone: str = ""  # why its own nodes are no longer the run's
+    is_idle: bool = False  # nothing runs any more on the run's nodes
+    is_settled: bool = True  # the scheduler has decided whether the job ends or is requeued
+    why_halted: str = ""  # why the ranks make no progress, such as a suspended job; "": they aren't halted
+    why_gone: str = ""  # why the run no longer has its nodes; "": it has them
     remains: str = ""  # of a job that should have ended: the part that still runs, and the command that ends it
-    outcome: Outcome = Outcome()  # what the scheduler did to it
+    outcome: Outcome = Outcome()  # what the scheduler did to the job
     error: HostError | TrainingError | None = None  # why it ended before anything was started in it
     nodes: Mapping[str, str] = field(default_factory=dict)  # a node's own name → what it runs on, if that differs
 
 
 class Scheduler(ABC):
-    """A batch system that grants hosts by jobs, one a run; the nodes share the folder of runs with the controller."""
+    """A batch system that grants hosts by jobs, one for a run; nodes and controller share the folder of runs.
 
-    name: ClassVar[str]  # in messages
-    agent: ClassVar[str]  # the name in ``agent/schedulers.py`` by which an agent learns on which node of a job it runs
-    folder: ClassVar[str]  # the folder below a run's that holds a folder for each job
-    script: ClassVar[str]  # the file in a job's folder with what the scheduler got
-    node_prefix: ClassVar[str] = ""  # pod0, pod1, … for Kubernetes' own long names; '': nodes keep their own names
-    # it starts a job again whose nodes it has taken away, and removes an ended job by itself; else jobs of both kinds
-    # stay until they are cancelled
+    Attributes:
+        name: its name in messages.
+        agent: the name in ``agent/schedulers.py`` of how an agent learns on which node of a job it runs.
+        folder: the folder in a run folder that holds a folder for each job.
+        script: the file in a job's folder with the text that the scheduler got.
+        node_prefix: nodes are called pod0, pod1, … for Kubernetes' long names; "": nodes keep their own names.
+        requeues: True: it starts a job again after taking its nodes away, and removes ended jobs. False: such jobs stay
+            until they are cancelled.
+        end_s: how long the end of an attempt or of a job may take.
+        settle_s: how long it may take to decide whether a job ends or is requeued.
+    """
+
+    name: ClassVar[str]
+    agent: ClassVar[str]
+    folder: ClassVar[str]
+    script: ClassVar[str]
+    node_prefix: ClassVar[str] = ""
     requeues: ClassVar[bool] = True
-    end_s: ClassVar[float] = 20.0  # how long the end of a start or of a job may take
-    settle_s: ClassVar[float] = 20.0  # how long it may take to decide what becomes of a job
+    end_s: ClassVar[float] = 20.0
+    settle_s: ClassVar[float] = 20.0
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -221,18 +235,18 @@ class Scheduler(ABC):
     @classmethod
     @abstractmethod
     def render(cls, cluster: Cluster, spec: AttemptSpec, nonce: str = "<random>") -> str:
-        """Return the text that the scheduler gets. Pure. Raises UsageError: its nodes can't do this.
+        """Return the script or manifest for the scheduler. Pure. Raises UsageError: its nodes can't run this.
 
-        ``nonce``: a job's own part of its name, and the name of its folder.
+        ``nonce``: the random end of the job's name, and the name of its folder.
         """
 
     @abstractmethod
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
-        """Make ``folder`` and submit a job whose agents get ``request`` first. Raises HostError: it is refused."""
+        """Make ``folder`` and submit a job whose agents begin with ``request``. Raises HostError: it is refused."""
 
     @abstractmethod
     def jobs(self, run_key: str, run_dir: Path) -> list[GrantedJob]:
-        """Return the scheduler's jobs of a run folder, the one to continue first. Raises PacelineError."""
+        """Return the scheduler's jobs of a run folder, first the one to continue. Raises PacelineError."""
 
     @abstractmethod
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
@@ -247,4 +261,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def rehearse(self) -> list[str]:
-        """Describe the hosts that would be granted, a line each, without a job. Raises HostError: they are refused."""
+        """Ask, without submitting a job, whether it would get its hosts. Returns lines for the user.
+
+        Raises HostError: the job would be refused.
+        """

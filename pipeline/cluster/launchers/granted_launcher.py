@@ -1,4 +1,8 @@
-"""Attempts on hosts that a scheduler grants: one job, whose nodes share the folder of runs with the controller."""
+"""Run attempts in a job of any ``Scheduler`` (Slurm, Kubernetes), which grants the hosts.
+
+``cluster/attempt`` calls it as it calls ``AgentLauncher``. The nodes share the folder of runs with the controller. On
+each node of the job a node agent waits for orders, which come through files in the job's folder (``job_folder.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,22 @@ from pipeline.core.specs import Cluster, LaunchPlan
 from pipeline.keys import rank_environment
 from trainers.contract.host_facts import HostFacts
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Between two reads of what the nodes have written."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a waiting job
 
 
 class GrantedLauncher:
-    """Runs attempts in a scheduler's job, on whose nodes agents wait for starts through ``JobFolder``.
+    """Runs attempts in a scheduler's job.
 
-    After a bad end the agents wait half a minute for another start, so that a further attempt needn't queue again.
+    When an attempt has failed, the agents wait half a minute for another one, which so needn't queue again.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.cluster, self.scheduler = scheduler.cluster, scheduler
         self._job: GrantedJob | None = None
         self._state = JobState()  # the scheduler's last answer
-        # the scheduler is about to end this restart of a continued job, so only later ones are waited for; -1: none
+        # The scheduler is about to end this restart of the job, so the run must wait for a later restart; -1: none.
         self._unfit_restart = -1
         self._doing = f"asking {self.cluster.launcher} for hosts"
 
@@ -65,8 +69,8 @@ class GrantedLauncher:
         A job that an earlier command has submitted for this run is continued; else a new one is submitted.
 
         Args:
-            modules: names to look for among what is installed there, as in ``probe``.
-            say: takes what was submitted, and what the user should know during the wait.
+            modules: names of packages and modules whose versions the nodes are to report.
+            say: called with lines for the user: what was submitted, and why it waits.
             check: called several times a second; raises when a signal has arrived.
 
         Raises:
@@ -80,12 +84,13 @@ class GrantedLauncher:
             is_granted = self._job is not None and self._wait(say, check)
         except HostError:  # the continued job has just ended
             is_granted = False
+        # False again if the scheduler took the nodes away before all had reported
         while not is_granted:
             self._submit(spec, modules, say)
             is_granted = self._wait(say, check)
-        names = own_names = [str(fact["host"]) for fact in self._reported()]
-        if self.scheduler.node_prefix:
-            nodes = self._polled().nodes
+        names = own_names = [str(fact["host"]) for fact in self._reported_facts()]
+        if self.scheduler.node_prefix:  # short names, such as pod0, and say once whose they are
+            nodes = self._poll().nodes
             names = [f"{self.scheduler.node_prefix}{number}" for number in range(self.cluster.nnodes)]
             pairs = zip(names, own_names, strict=True)
             say(", ".join(f"{name} is {own_name} on {nodes.get(own_name) or '?'}" for name, own_name in pairs))
@@ -96,23 +101,23 @@ class GrantedLauncher:
     def _continue_own_job(
         self, spec: AttemptSpec, say: Callable[[str], None], check: Callable[[], None]
     ) -> GrantedJob | None:
-        """Take over the job that waits or runs for this run already (None: none), and release all others."""
-        own = None
+        """Return the job that an earlier command has submitted for this run (None: none), and release all others."""
+        continued = None
         for job in self.scheduler.jobs(spec.run_key, spec.run_dir):
             while (state := self.scheduler.poll(job)).is_unanswered:
                 self._doing = state.words
                 self._pause(_FIRST_PAUSE_S, check)
-            # the configuration has changed since if the script has, and so these hosts don't fit
+            # If the configuration has changed since, its script would be another one now, and its hosts may not fit.
             is_same = job.folder.script == self.scheduler.render(self.cluster, spec, job.folder.path.name)
-            if own is not None or not is_same or job.folder.was_left() or state.is_over:
+            if continued is not None or not is_same or job.folder.was_left() or state.is_over:
                 self._release(job)
                 continue
-            own, self._state = job, state
+            continued, self._state = job, state
             self._unfit_restart = state.restart if state.is_leaving else -1
             phase = f" ({state.phase})" if state.phase else ""
             say(f"{job.title} of this run is there already{phase}; going on with it")
-            job.folder.end(state.restart)  # the start of an earlier command
-        return own
+            job.folder.end(state.restart)  # ranks that an earlier command has started may still run
+        return continued
 
     def _submit(self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None]) -> None:
         folder = JobFolder(spec.run_dir / self.scheduler.folder / secrets.token_hex(3), self.scheduler.script)
@@ -130,10 +135,10 @@ class GrantedLauncher:
         say(f"{job.title} was submitted; {job.show_command} shows it, {job.end_command} ends it")
 
     def _wait(self, say: Callable[[str], None], check: Callable[[], None]) -> bool:
-        """Wait until all nodes have reported. False: they were taken away before, and another job is needed."""
-        job, pause_s, warned = self.job, _FIRST_PAUSE_S, ""
+        """Wait until all nodes have reported. False: the scheduler took them away, and another job is needed."""
+        job, pause_s, last_warning = self.job, _FIRST_PAUSE_S, ""
         while True:
-            job.folder.beat()  # for nodes that run already and wait for the others
+            job.folder.beat()  # else nodes that run already, and wait for the others, would give up
             state = self.scheduler.poll(job, self._state)
             self._doing = state.words
             if not state.is_unanswered:
@@ -147,9 +152,9 @@ class GrantedLauncher:
                     what = f"{job.title} found its folder {job.folder.path} removed"
                     raise HostError(what, hint="the same command begins anew")
                 raise state.error or HostError(f"{job.title} ended before the run began")
-            if state.warning and state.warning != warned:
-                warned = state.warning
-                say(f"WARNING: {warned}")
+            if state.warning and state.warning != last_warning:
+                last_warning = state.warning
+                say(f"WARNING: {last_warning}")
             if self._pause(pause_s, check, self._is_ready):
                 self._job = dataclasses.replace(job, restart=self._state.restart)
                 self._doing = f"starting torchrun in {job.title}"
@@ -160,13 +165,13 @@ class GrantedLauncher:
     def _pause(
         seconds: float, check: Callable[[], None] = lambda: None, is_ready: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Sleep for ``seconds``, or until ``is_ready``; return whether that came first."""
+        """Wait until ``is_ready()``, at most for ``seconds``. False: it wasn't ready by then."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             check()
             if is_ready():
                 return True
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return False
 
     def _is_ready(self) -> bool:
@@ -177,11 +182,11 @@ class GrantedLauncher:
         reported = job.folder.facts(state.restart, job.nnodes)
         return len(reported) == job.nnodes and job.folder.is_idle(state.restart, job.nnodes)
 
-    def _reported(self) -> list[dict[str, Any]]:
+    def _reported_facts(self) -> list[dict[str, Any]]:
         return self.job.folder.facts(self.job.restart, self.job.nnodes)
 
-    def _polled(self) -> JobState:
-        """Return the state of the job, as far as the scheduler answers."""
+    def _poll(self) -> JobState:
+        """Return the state of the job; one with ``is_unanswered`` if the scheduler fails."""
         try:
             state = self.scheduler.poll(self.job, self._state)
         except HostError as error:
@@ -194,15 +199,15 @@ class GrantedLauncher:
         job.folder.leave()
         self.scheduler.cancel(job)
 
-    def _remains(self, jobs: Sequence[GrantedJob]) -> dict[str, str]:
-        """Wait until cancelled jobs have ended. Returns job → which part of it goes on. Raises HostError."""
-        deadline, left = time.monotonic() + self.scheduler.end_s, {job.title: job for job in jobs}
+    def _wait_for_end(self, jobs: Sequence[GrantedJob]) -> dict[str, str]:
+        """Wait until cancelled jobs have ended. Returns job → the part that still runs after ``end_s``."""
+        deadline, running = time.monotonic() + self.scheduler.end_s, {job.title: job for job in jobs}
         while True:
-            remains = {title: why for title, job in left.items() if (why := self.scheduler.poll(job).remains)}
-            left = {title: left[title] for title in remains}
-            if not left or time.monotonic() >= deadline:
+            remains = {title: why for title, job in running.items() if (why := self.scheduler.poll(job).remains)}
+            running = {title: running[title] for title in remains}
+            if not running or time.monotonic() >= deadline:
                 return {title: f"{NOT_ENDED}{why}" for title, why in remains.items()}
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     # ---------------------------------------------------------------------------- an attempt in it
     def probe(
@@ -218,7 +223,7 @@ class GrantedLauncher:
                 hint="doit preflight tells what can be told without a job",
             )
         facts = []
-        for host, value in zip(self.cluster.hosts, self._reported(), strict=True):
+        for host, value in zip(self.cluster.hosts, self._reported_facts(), strict=True):
             fact = host_facts(host.label, value)
             facts.append(fact._replace(interface=host.interface or fact.interfaces.get(fact.address)))
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
@@ -230,13 +235,11 @@ class GrantedLauncher:
         return facts
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
-        """Let all nodes start torchrun. Raises OSError.
-
-        The folders are made here, where one process makes them for all nodes. The ranks' output of an earlier start,
-        left by a killed command, is removed, as it may hold secrets.
-        """
+        """Let all nodes start torchrun. Raises OSError."""
+        # A killed command may have left the unmasked output of its ranks, which may contain secrets.
         for printed in run_dir.glob("attempts/*/agent-*/node*/ranks"):
             shutil.rmtree(printed, ignore_errors=True)
+        # All nodes would make the same link and folders at once in the shared run folder, so one process makes them.
         if pack is not None and not (run_dir / "data").is_symlink():
             (run_dir / "data").symlink_to(pack.path)
         for node in plan.nodes:
@@ -251,60 +254,61 @@ class GrantedLauncher:
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
         """Stream all nodes' output and ends into ``emit`` (called from another thread)."""
-        return JobFollower(plan, self.job, self._polled, emit)
+        return JobFollower(plan, self.job, self._poll, emit)
 
     def outcome(self, plan: LaunchPlan) -> Outcome:
-        """Wait until the scheduler has decided what becomes of the job after a bad end, and return what it did."""
+        """Return what the scheduler did to the job of a failed attempt, once it has decided that."""
         job = self.job
-        if _is_left(job):
+        if _was_stopped(job):
             return Outcome()
         # Agents that wait for another start keep the job alive, and while it lives the scheduler can't decide whether
-        # to queue it again. No start comes in this restart, so they are told to leave.
-        if not self._polled().is_settled and self.scheduler.requeues:
+        # to queue it again. Nothing will be started in this restart of the job, so the agents are told to leave.
+        if not self._poll().is_settled and self.scheduler.requeues:
             job.folder.leave(restart=job.restart)
-        self._pause(self.scheduler.settle_s, is_ready=lambda: self._polled().is_settled)
-        state = self._polled()
-        if _is_left(job):
+        self._pause(self.scheduler.settle_s, is_ready=lambda: self._poll().is_settled)
+        state = self._poll()
+        if _was_stopped(job):
             return Outcome()
         if state.outcome.again and not self.scheduler.requeues:
             # such a scheduler keeps the old job: end it before the next attempt submits another
             self._release(job)
-            self._remains([job])
+            self._wait_for_end([job])
         return state.outcome
 
     def stop(self, run_key: str, run_dir: Path, *, start: str = "") -> dict[str, str]:
-        """End all jobs of the run folder. Returns job → why it goes on.
+        """End all jobs of the run folder. Returns job → why it still runs.
 
-        ``start``: the run id of one start, of which the ranks alone are ended; the job stays for a further attempt.
+        ``start``: the run id of one start. Then only its ranks are ended; the job stays for a further attempt.
         """
         if start:
             return self._end_start()
-        for path in (run_dir / self.scheduler.folder).glob("*"):  # works also if the scheduler doesn't answer
+        # through the shared folder, which works even if the scheduler doesn't answer
+        for path in (run_dir / self.scheduler.folder).glob("*"):
             JobFolder(path, self.scheduler.script).leave()
         try:
             jobs = self.scheduler.jobs(run_key, run_dir)
             for job in jobs:
                 self.scheduler.cancel(job)
-            return self._remains(jobs)
+            return self._wait_for_end(jobs)
         except PacelineError as error:
             why = f"{error.what}; its nodes were told through the run folder and end by themselves"
             return {self.scheduler.name: why}
 
     def _end_start(self) -> dict[str, str]:
-        """End the start in this restart of the job; the job stays. Returns job → why the start goes on."""
+        """End the ranks of the newest start; the job stays. Returns job → why they still run."""
         job = self.job
         job.folder.end(job.restart)
 
         def has_ended() -> bool:
             is_idle = job.folder.path.is_dir() and job.folder.is_idle(job.restart, job.nnodes)
-            return is_idle or self._polled().is_idle
+            return is_idle or self._poll().is_idle
 
         if self._pause(self.scheduler.end_s, is_ready=has_ended):
             return {}
         return {job.title: f"{NOT_ENDED}its nodes don't answer; {job.end_command}"}
 
     def clean(self, plan: LaunchPlan) -> None:
-        """Remove the agents' folders, and after a good end release the nodes: else a further attempt needs them."""
+        """Remove the agents' folders. After a good end also release the nodes; else a further attempt needs them."""
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
         job = self._job
@@ -313,10 +317,10 @@ class GrantedLauncher:
         if self.scheduler.requeues:
             job.folder.leave(restart=job.restart)
         else:
-            with suppress(HostError):  # its time to live ends it
+            with suppress(HostError):  # the scheduler removes it later by itself (its time to live)
                 self._release(job)
 
-    # -------------------- what needs no work here: the nodes share the run folder
+    # -------------------- methods of a launcher that have nothing to do here, as the nodes share the run folder
     def standings(self, plan: LaunchPlan) -> dict[str, Answer]:
         return {}  # agents in a job take no requests
 
@@ -336,6 +340,6 @@ class GrantedLauncher:
         return  # a job ends by itself, or is continued by another command
 
 
-def _is_left(job: GrantedJob) -> bool:
-    """True if the run was stopped, or the job's folder was removed, which ends the agents and fails the start."""
+def _was_stopped(job: GrantedJob) -> bool:
+    """Return True if the agents were told to leave for good, or the job's folder was removed, which ends them too."""
     return not job.folder.path.is_dir() or job.folder.was_left()

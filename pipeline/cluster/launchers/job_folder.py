@@ -1,7 +1,9 @@
-"""The folder that a batch job shares with the controller: orders to its nodes, their reports, and who follows these.
+"""The folder through which the controller and the nodes of a batch job talk to each other, in the shared run folder.
 
-Every file in it is made before the job is submitted and only ever grows: over NFS a new file may stay hidden for half a
-minute, while appended text shows when a file is opened. pipeline/cluster/agent/running/job.py is the other side.
+The controller appends orders to one file, each node appends reports to a file of its own (agent/running/job.py).
+``JobFolder`` writes orders and reads reports; ``JobFollower`` turns the reports of one attempt into events. Every file
+is made before the job is submitted and only ever grows: over NFS a new file may stay hidden for half a minute, while
+appended text is seen as soon as the file is opened.
 """
 
 from __future__ import annotations
@@ -31,15 +33,19 @@ from trainers.contract.records import Record, as_json, from_json
 REQUEST = "request"
 """The file in the job's folder that every node's agent reads first."""
 OUTPUT, _ORDERS = "out", "orders"
+"""The files for what the job prints, and for the controller's orders."""
 
-_TAIL_BYTES = 64 << 10
+_TAIL_BYTES = 64 << 10  # of the job's output that are read
 BEAT_S = 1.0
 _POLL_S = 0.1
 _ASK_S = 5.0  # between two polls of the scheduler; a node's own reports come sooner
 
 
 class JobFolder:
-    """One job's folder. ``script_name``: the file with what the scheduler got."""
+    """One job's folder. ``script_name``: the file with the script or manifest that the scheduler got.
+
+    "Restart" means a restart of the job by the scheduler, which gives it new nodes; orders and reports belong to one.
+    """
 
     def __init__(self, path: Path, script_name: str) -> None:
         self.path, self._script = path, path / script_name
@@ -54,7 +60,7 @@ class JobFolder:
 
     @property
     def script(self) -> str:
-        """What the scheduler got; '' where the folder is gone."""
+        """The script or manifest that the scheduler got; '' if the folder is gone."""
         try:
             return self._script.read_text(encoding="utf-8")
         except OSError:
@@ -70,22 +76,23 @@ class JobFolder:
             self._order(JobOrder(restart=restart, examine=order))
 
     def end(self, restart: int) -> None:
-        """Tell all nodes to end what they run in that restart of the job; a removed folder ends that too."""
-        with contextlib.suppress(OSError):
+        """Tell all nodes to end the ranks that they run in that restart of the job."""
+        with contextlib.suppress(OSError):  # if the folder was removed, the agents end them by themselves
             self._order(JobOrder(restart=restart, end_start=True))
 
     def leave(self, restart: int | None = None) -> None:
-        """Tell all nodes to end what they do and let the job end; with ``restart`` only in that restart of the job."""
+        """Tell all agents to end, and so the job; with ``restart`` only those in that restart of the job."""
         with contextlib.suppress(OSError):
             self._order(JobOrder(restart=restart, leave=True))
 
     def _order(self, order: JobOrder) -> None:
-        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:  # not made again if it was removed
+        # not "a", which would make a removed file again
+        with (self.path / _ORDERS).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
             file.write(json.dumps(as_json(order)) + "\n")
 
     def beat(self) -> None:
-        """Tell nodes that wait for a start that a command still intends to give one."""
+        """Tell the waiting agents that a command still intends to start something; without it they end."""
         with contextlib.suppress(OSError):
             os.utime(self.path / _ORDERS)
 
@@ -99,10 +106,10 @@ class JobFolder:
 
     def is_idle(self, restart: int, nnodes: int) -> bool:
         """True if every start of this restart of the job has ended on every node."""
-        started = [
+        run_ids = [
             order.start.run_id for order in self.orders() if order.restart == restart and order.start is not None
         ]
-        return all(self.end_of(number, run_id) for run_id in started for number in range(nnodes))
+        return all(self.end_of(number, run_id) for run_id in run_ids for number in range(nnodes))
 
     def output_bytes(self) -> int:
         """Return the length of the job's output so far."""
@@ -118,27 +125,28 @@ class JobFolder:
     def _lines(self, name: str, kind: type[Record]) -> list[Record]:
         """Return the records in a file, a line each; none while it is missing or damaged."""
         try:
+            # what follows the last end of line is being written
             lines = (self.path / name).read_text(encoding="utf-8").split("\n")[:-1]
             return [from_json(kind, json.loads(line)) for line in lines]
         except (OSError, ValueError):
             return []
 
     def facts(self, restart: int, nnodes: int) -> list[dict[str, Any]]:
-        """Return the facts that nodes have reported in this restart of the job, in the order of their numbers."""
-        reports = [self.reports(number) for number in range(nnodes)]
-        facts_of_nodes = [
-            [report.facts for report in node if report.facts is not None and report.restart == restart]
-            for node in reports
-        ]
-        return [facts[-1] for facts in facts_of_nodes if facts]
+        """Return the newest facts of each node that has reported in this restart of the job, by node number."""
+        newest = []
+        for number in range(nnodes):
+            reports = [report for report in self.reports(number) if report.restart == restart]
+            facts = [report.facts for report in reports if report.facts is not None]
+            newest += facts[-1:]
+        return newest
 
     def end_of(self, number: int, run_id: str) -> JobReport | None:
-        """Return one node's report of how its part of a start has ended; None: not yet."""
+        """Return one node's report of how its part of a start has ended; None: it hasn't ended."""
         ends = (report for report in self.reports(number) if report.run_id == run_id and report.end is not None)
         return next(ends, None)
 
     def beat_of(self, number: int, run_id: str) -> JobBeat | None:
-        """Return one node's newest report on its ranks in a start; None: none yet, or it is just being written."""
+        """Return one node's newest heartbeat of its ranks in a start; None: none yet, or it is just being written."""
         try:
             beat = from_json(JobBeat, json.loads((self.path / f"beats-{number}").read_bytes()))
         except (OSError, ValueError):
@@ -165,9 +173,10 @@ class JobFolder:
 
 
 class JobFollower:
-    """Follows every node of one start by its reports, in one thread; another one polls the scheduler, which may hang.
+    """Turns the reports of the nodes in one start into events.
 
-    ``poll`` returns the state of the job, ``emit`` is called from the first thread.
+    One thread reads the reports and calls ``emit``. Another one calls ``poll`` for the state of the job, because the
+    scheduler's commands may hang.
     """
 
     def __init__(
@@ -182,12 +191,12 @@ class JobFollower:
         self._examined = {
             node.node_rank: len(self._folder.examinations(node.node_rank, plan.run_id)) for node in plan.nodes
         }
-        self._states = (JobState(), JobState())  # the two newest answers
+        self._states = (JobState(), JobState())  # the two newest answers of the scheduler, the older one first
         threads.start(self._follow, name="follow the job", on_error=self._failed)
-        threads.start(self._ask, name="ask the scheduler", on_error=self._failed)
+        threads.start(self._poll_scheduler, name="ask the scheduler", on_error=self._failed)
 
     def stop(self) -> None:
-        """Ask every node to end its part."""
+        """Tell every node to end its ranks."""
         self._folder.end(self._restart)
 
     def prune(self) -> None:
@@ -202,46 +211,52 @@ class JobFollower:
         self._closing.set()
 
     def _follow(self) -> None:
-        alive, beaten = {node.node_rank: node for node in self._plan.nodes}, time.monotonic()
+        alive, last_beat = {node.node_rank: node for node in self._plan.nodes}, time.monotonic()
         while alive and not self._closing.wait(_POLL_S):
-            states = self._states  # read before the nodes' reports, which are emitted first
+            states = self._states  # taken before the nodes' reports are read, so that these count first
             for node in list(alive.values()):
-                if self._read(node):
+                if self._read_node(node):
                     del alive[node.node_rank]
+            # renew the leases, without which the nodes would end their ranks, and read heartbeats
             now = time.monotonic()
-            if now - beaten >= BEAT_S:
-                beaten = now
+            if now - last_beat >= BEAT_S:
+                last_beat = now
                 for node in alive.values():
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
-                    self._beat(node)
-            before, self._halted = self._halted, self._halted if states[1].is_unanswered else states[1].why_halted
-            if self._halted and self._halted != before:
-                self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._halted}"))
-            if all(state.why_gone for state in states):  # by the second answer the nodes' last reports have arrived
+                    self._read_beat(node)
+            # say once that the job was suspended
+            if not states[1].is_unanswered and states[1].why_halted != self._halted:
+                self._halted = states[1].why_halted
+                if self._halted:
+                    self._emit(log_line(self._plan.nodes[0].host, f"- | paceline: WARNING: {self._halted}"))
+            # Twice: the nodes may have written their last reports just before the scheduler took them away.
+            if all(state.why_gone for state in states):
                 for node in alive.values():
                     self._emit(NodeLost(host=node.host, reason=states[1].why_gone))
                 break
         self._closing.set()
 
-    def _ask(self) -> None:
+    def _poll_scheduler(self) -> None:
         while not self._closing.wait(_ASK_S):
             self._states = (self._states[1], self._poll())
 
-    def _read(self, node: NodePlan) -> bool:
-        """Emit what a node has written since the last read. True: its part has ended."""
-        report = self._folder.end_of(node.node_rank, self._plan.run_id)  # read before the log, which then is complete
+    def _read_node(self, node: NodePlan) -> bool:
+        """Emit what a node has written since the last read. Returns True if its part has ended."""
+        # before the log is read: when the end was reported, the log is complete
+        report = self._folder.end_of(node.node_rank, self._plan.run_id)
         while lines := self._tails[node.node_rank].lines(last=report is not None):
             for text in lines:
                 self._emit(log_line(node.host, text))
         if report is not None and report.end is not None:
             self._emit(node_end(node.host, report.end, time.time() - report.now))
-        elif not Path(node.state_dir).is_dir():
+        elif not Path(node.state_dir).is_dir():  # somebody has removed the run folder
             self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir, is_explained=True))
             return True
         return report is not None
 
-    def _beat(self, node: NodePlan) -> None:
+    def _read_beat(self, node: NodePlan) -> None:
+        """Emit a node's newest heartbeat and examinations that weren't emitted yet."""
         beat = self._folder.beat_of(node.node_rank, self._plan.run_id)
         if beat is not None and beat.unix_time != self._beat_times.get(node.node_rank):
             self._beat_times[node.node_rank] = beat.unix_time

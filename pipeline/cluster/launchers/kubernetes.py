@@ -1,4 +1,7 @@
-"""Hosts that Kubernetes grants: the pods of one job, which mount the volume that holds the folder of runs."""
+"""The launcher ``kubernetes``: hosts are the pods of one Job or TrainJob, which mount the volume with the run folders.
+
+This module has the settings, the manifest, and the ``Scheduler``; ``kubernetes_api.py`` speaks to the cluster's API.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ from pipeline.core.specs import Cluster
 from pipeline.runs import journal
 from trainers.core.config import ConfigError
 
+# Settings → the form of their values, as a pattern and in words. Only values that the API would refuse without naming
+# the setting, or that this launcher itself uses; the API checks the others.
 _FORMS = {
     ("cpu", "memory", "shm_size"): (
         r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?",
@@ -55,7 +60,6 @@ _FORMS = {
         "SECRET/NAME, the name of a Secret and that of its key, which becomes the variable's",
     ),
 }
-"""Values that the API couldn't name the setting of, or that work here, too; it refuses others itself."""
 _NEEDED = {
     "image": "a container image with Python and torch",
     "pvc": "the claim of the volume that holds paths.runs",
@@ -63,7 +67,7 @@ _NEEDED = {
 }
 _KINDS, _LARGEST_ID = ("job", "trainjob"), 2147483647
 FOLDERS = "kubernetes"
-"""The folder below a run's for those of its jobs."""
+"""The folder in a run folder that holds a folder for each job."""
 
 
 @dataclass(kw_only=True)
@@ -75,11 +79,11 @@ class KubernetesConfig(ClusterConfig):
         kind: job (works on every cluster), or trainjob (Kubeflow Trainer from 2.2 on).
         context: of kubectl's configuration; null: its current one, or inside of a cluster that cluster.
         namespace: where the job is made; null: the context's.
-        image: the container image, with Python, torch and nothing of this project.
+        image: the container image, with Python and torch; nothing of this project needs to be in it.
         pvc: the claim of a volume that all pods may write, and this computer too; it holds paths.runs and paths.data.
         mount_path: where the volume is mounted, in the pods and on this computer.
-        cpu: cores of each pod, such as '8' or 500m; null: the namespace's default. So is memory.
-        memory: of each pod, such as 64Gi.
+        cpu: cores of each pod, such as '8' or 500m; null: the namespace's default.
+        memory: of each pod, such as 64Gi; null: the namespace's default.
         gpus: of each pod; null: one for each rank where cluster.device=cuda.
         gpu_resource: what the cluster calls a GPU.
         shm_size: of /dev/shm, which counts as memory of the pod.
@@ -157,7 +161,8 @@ def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Objec
     """Return the manifest of a run's job. Raises UsageError: pods can't work in this run folder, or as this user."""
     settings = _settings(cluster)
     _refuse_elsewhere("paths.runs", run_dir, cluster)
-    if names := sorted({name for one in cluster.hosts for name in one.secrets}):  # many users may read a manifest
+    # many users of a cluster may read a manifest, so no secret may be in it
+    if names := sorted({name for host in cluster.hosts for name in host.secrets}):
         raise UsageError(
             f"cluster.env holds secrets ({', '.join(names)}), which pods get from a Secret of the namespace alone: "
             f"kubectl create secret generic mine --from-env-file=FILE, then cluster.env_from=[mine/{names[0]}]"
@@ -167,21 +172,24 @@ def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Objec
             "this command runs as root, and so would the pods, which most clusters refuse; "
             "cluster.run_as_user=<the id of a user who may write in paths.runs>, or 0 where root is allowed"
         )
-    kind, name = KINDS[settings.kind], f"paceline-{_word(run_key)}-{nonce}"
+    kind, name = KINDS[settings.kind], f"paceline-{_name_part(run_key)}-{nonce}"
     template = _pod_template(cluster, name, run_dir / FOLDERS / nonce)
-    # one pod a node, numbered by the API; none is retried alone, as the others would wait for it
+    # one pod a node, numbered by the API; no pod is retried alone (backoffLimit), as the others would wait for it
     count = {"completionMode": "Indexed", "completions": cluster.nnodes, "parallelism": cluster.nnodes}
-    indexed = {**count, "backoffLimit": 0, "ttlSecondsAfterFinished": _KEPT_S}
+    job = {**count, "backoffLimit": 0, "ttlSecondsAfterFinished": _KEPT_S, "template": template}
     return {
         "apiVersion": kind.api_version,
         "kind": kind.name,
         "metadata": {"name": name, "labels": {**settings.labels, RUN: _label(run_key, run_dir)}},
-        "spec": _trainjob(cluster, template) if settings.kind == "trainjob" else {**indexed, "template": template},
+        "spec": _trainjob(cluster, template) if settings.kind == "trainjob" else job,
     }
 
 
 def _trainjob(cluster: Cluster, template: Object) -> Object:
-    """Return the runtime's pod with our container in it, and a patch for what a trainer has no field for."""
+    """Return the ``spec`` of a TrainJob: our container in the pod of its runtime.
+
+    A trainer has no field for some parts of the pod template; a patch of the runtime sets these.
+    """
     pod = template["spec"]
     (container,) = pod["containers"]
     trainer = {
@@ -242,8 +250,8 @@ def _container(cluster: Cluster, folder: Path) -> Object:
     host, settings = cluster.hosts[0], _settings(cluster)
     agent = [host.python or "python3", "-E", "-c", BOOTSTRAP]
     command = ["sh", "-c", 'exec "$@" < "$0"', f"{folder}/{REQUEST}", *agent]
-    one_a_rank = host.nproc_per_node if cluster.device == "cuda" else 0
-    gpus = one_a_rank if settings.gpus is None else settings.gpus
+    default_gpus = host.nproc_per_node if cluster.device == "cuda" else 0
+    gpus = default_gpus if settings.gpus is None else settings.gpus
     limits = {"cpu": settings.cpu, "memory": settings.memory, settings.gpu_resource: str(gpus) if gpus else None}
     resources = {name: value for name, value in limits.items() if value is not None}
     return {
@@ -272,11 +280,11 @@ def _environment(settings: KubernetesConfig) -> list[Object]:
 
 # ------------------------------------------------------------------------------------------------------ the scheduler
 class KubernetesScheduler(Scheduler):
-    """Creates jobs through the cluster's API. A job has one life: it ends when its pods are taken away."""
+    """Creates jobs through the cluster's API. A job is never requeued: it ends when its pods are taken away."""
 
     name, agent, folder, script, node_prefix = "Kubernetes", "kubernetes", FOLDERS, "job.yaml", "pod"
     requeues = False
-    end_s = 75.0  # a pod has 60 s for its end
+    end_s = 75.0  # a pod has _GRACE_S for its end
     settle_s = 10.0  # from a node's last report until the API knows what ended it
 
     @cached_property
@@ -292,11 +300,12 @@ class KubernetesScheduler(Scheduler):
         return yaml_of(manifest(cluster, spec.run_key, spec.run_dir, nonce))
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
-        made = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        job = manifest(cluster, spec.run_key, spec.run_dir, folder.path.name)
+        # Pods get secrets from the cluster; their agents mask the values of the variables with these names.
         env_from = tuple(entry.rpartition("/")[2] for entry in _settings(cluster).env_from)
-        folder.make(yaml_of(made), request._replace(env_from=env_from, masking_rules=rules()), cluster.nnodes)
-        self.api.create(made)
-        return self._granted(made["metadata"]["name"], folder)
+        folder.make(yaml_of(job), request._replace(env_from=env_from, masking_rules=rules()), cluster.nnodes)
+        self.api.create(job)
+        return self._granted(job["metadata"]["name"], folder)
 
     def _granted(self, name: str, folder: JobFolder) -> GrantedJob:
         kind, kubectl = self.api.kind.name, self.api.kubectl
@@ -320,8 +329,9 @@ class KubernetesScheduler(Scheduler):
         except UnansweredError as error:
             words, outcome = f"waiting for {job.title}: {error.what}", Outcome(text=error.what)
             return JobState(is_unanswered=True, words=words, remains=error.what, outcome=outcome)
-        is_waited_for = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
-        warnings = self.api.warnings(job.id) if is_waited_for else []
+        # events explain why pods don't start; later nobody needs them
+        is_starting = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
+        warnings = self.api.warnings(job.id) if is_starting else []
         return _state_of(job, value, pods, before, self.api.kubectl, warnings)
 
     def cancel(self, job: GrantedJob) -> None:
@@ -344,7 +354,7 @@ class KubernetesScheduler(Scheduler):
 
 @dataclass(frozen=True, kw_only=True)
 class _PodsState(JobState):
-    """A job's state with all its ``pods`` when last seen: the API soon forgets one that is taken away."""
+    """A job's state with all pods that it ever had, each as last seen; the API soon forgets a pod that ended."""
 
     pods: tuple[Pod, ...] = ()
 
@@ -357,13 +367,18 @@ def _state_of(
     kubectl: str,
     warnings: Sequence[str],
 ) -> _PodsState:
-    """Return the state of ``job`` with the pods ``now``; ``shown`` is what the API shows of it, None: no such job."""
+    """Return the state of ``job``.
+
+    ``shown``: the job as the API shows it; None: there is no such job. ``now``: its pods as the API shows them.
+    ``before``: an earlier state. ``warnings``: events about the job, the newest last.
+    """
     seen = before.pods if isinstance(before, _PodsState) else ()
-    pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())  # each when last seen
+    pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())
+    # what the agents have reported: the nodes' names (pod name → pod0, …), and when the newest start ended on them
     facts = job.folder.facts(job.restart, job.nnodes)
     labels = {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
-    started = [order.start.run_id for order in job.folder.orders() if order.start is not None]
-    reports = [job.folder.end_of(number, started[-1]) for number in range(job.nnodes)] if started else []
+    run_ids = [order.start.run_id for order in job.folder.orders() if order.start is not None]
+    reports = [job.folder.end_of(number, run_ids[-1]) for number in range(job.nnodes)] if run_ids else []
     end_times = {name: report.now for name, report in zip(labels, reports, strict=False) if report is not None}
     # the pod that ended first has caused the end of the others
     outcome = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), now, labels)
@@ -371,6 +386,7 @@ def _state_of(
     why_gone = outcome.text or (f"{silent[0].title} ended without a word" if silent else "")
     is_deleted = shown is None or bool(shown["metadata"].get("deletionTimestamp"))
     has_ended = shown is None or is_over(shown)
+    # one pod that has ended or will end is enough: the ranks can't go on without it
     is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in now)
     over = has_ended or is_broken or bool(outcome.text)
     error = _ended_early(job, shown, now, outcome, kubectl) if over and not job.is_started else None
@@ -380,17 +396,17 @@ def _state_of(
     suspended = conditions(shown or {}).get("Suspended")
     why = suspended or waiting(now, job.nnodes, warnings)
     words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
-    left = ", ".join(pod.title for pod in now)
+    remaining = ", ".join(pod.title for pod in now)
     return _PodsState(
         words=words,
         warning=f"{words}; {hint}" if hint else "",
         is_running=not over,
         is_over=over,
         is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
-        # a node without a report, or ended by a signal from outside, was lost
+        # A node without a report, or ended by a signal from outside, was lost; the API will soon tell why.
         is_settled=bool(outcome.text) or all(report is not None and not report.was_terminated for report in reports),
         why_gone=why_gone,
-        remains=f"{left} goes on; {kubectl} delete pods --force -l {JOB}={job.id}" if left else "",
+        remains=f"{remaining} goes on; {kubectl} delete pods --force -l {JOB}={job.id}" if remaining else "",
         outcome=outcome,
         error=error,
         nodes={pod.name: pod.node for pod in pods},
@@ -401,6 +417,7 @@ def _state_of(
 def _ended_early(
     job: GrantedJob, shown: Object | None, pods: Sequence[Pod], outcome: Outcome, kubectl: str
 ) -> HostError:
+    """Return the error of a job that ended before anything was started in it."""
     if shown is None:
         return HostError(
             f"{job.title} was deleted before the run began",
@@ -428,17 +445,21 @@ def _claim_words(claim: Object | None, nnodes: int) -> str:
     if claim is None:
         return "may not be looked at"
     modes = (claim.get("spec") or {}).get("accessModes") or []
-    alone = nnodes > 1 and "ReadWriteMany" not in modes
-    held = "; pods on several nodes can't share it, which takes ReadWriteMany" if alone else ""
-    return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{held}"
+    is_unshared = nnodes > 1 and "ReadWriteMany" not in modes
+    warning = "; pods on several nodes can't share it, which takes ReadWriteMany" if is_unshared else ""
+    return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{warning}"
 
 
 def _label(run_key: str, run_dir: Path) -> str:
-    return _word(journal.attempt_prefix(run_key, run_dir))
+    """Return the label by which the jobs of a run folder are found."""
+    return _name_part(journal.attempt_prefix(run_key, run_dir))
 
 
-def _word(text: str) -> str:
-    """Return the end of a text in the API's characters; names of pods may have 63 letters, 39 of them after it."""
+def _name_part(text: str) -> str:
+    """Return the end of a text in characters that a name in the API may have.
+
+    24 of them: a pod's name has at most 63, and what stands around this part takes up to 39.
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-24:].strip("-")
 
 

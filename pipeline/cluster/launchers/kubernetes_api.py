@@ -1,4 +1,8 @@
-"""The API of Kubernetes through its official client: requests about one kind of job, refusals, and a job's state."""
+"""The API of a Kubernetes cluster, through its official client, for the launcher ``kubernetes``.
+
+``Api`` sends requests about jobs, pods and volume claims. The functions below it are pure: they turn refusals into
+errors with a fix, and the objects of the API into the state of a job.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +65,13 @@ class RefusalError(HostError):
 
 
 class Api:
-    """One namespace of one cluster, and one kind of job in it. Every method may raise HostError.
+    """Requests to one namespace of one cluster, about one kind of job. Every method may raise HostError.
 
-    ``context``: of kubectl's configuration (None: its current one, or the cluster around this pod); ``namespace``:
-    None: the context's; ``connect_s``: time limit for reaching the server.
+    Args:
+        kind: job or trainjob.
+        context: of kubectl's configuration; None: its current one, or in a pod the cluster around it.
+        namespace: None: the context's.
+        connect_s: time limit for reaching the server.
     """
 
     def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:
@@ -75,7 +82,7 @@ class Api:
         self.namespace = namespace or own
         self._core, self._custom = self._library.client.CoreV1Api(client), self._library.client.CustomObjectsApi(client)
         self._server = client.configuration.host
-        self._place = (self.kind.group, self.kind.version, self.namespace, self.kind.plural)
+        self._jobs_path = (self.kind.group, self.kind.version, self.namespace, self.kind.plural)
 
     @property
     def kubectl(self) -> str:
@@ -86,12 +93,12 @@ class Api:
     def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """Create a job; with ``dry_run`` only check that it would be accepted."""
         options = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
-        self._object("metadata", self._custom.create_namespaced_custom_object, *self._place, manifest, **options)
+        self._object("metadata", self._custom.create_namespaced_custom_object, *self._jobs_path, manifest, **options)
 
     def get(self, name: str) -> Object | None:
         """Return the job; None: there is none of that name."""
         try:
-            return self._object("metadata", self._custom.get_namespaced_custom_object, *self._place, name)
+            return self._object("metadata", self._custom.get_namespaced_custom_object, *self._jobs_path, name)
         except RefusalError as error:
             if error.status == 404:
                 return None
@@ -99,15 +106,15 @@ class Api:
 
     def jobs(self, run: str) -> list[Object]:
         """Return the jobs that are labelled for this run, the newest last."""
-        listed = self._custom.list_namespaced_custom_object
-        jobs = self._items(listed, *self._place, label_selector=f"{RUN}={run}")
+        list_objects = self._custom.list_namespaced_custom_object
+        jobs = self._items(list_objects, *self._jobs_path, label_selector=f"{RUN}={run}")
         return sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
     def delete(self, name: str) -> None:
         """End a job and its pods; one that is gone is no error."""
         delete = self._custom.delete_namespaced_custom_object
         try:
-            self._call(delete, *self._place, name, propagation_policy="Background")
+            self._call(delete, *self._jobs_path, name, propagation_policy="Background")
         except RefusalError as error:
             if error.status != 404:
                 raise
@@ -144,14 +151,17 @@ class Api:
         items: list[Object] | None = self._object("items", method, *args, **options)["items"]
         return items or []
 
-    def _object(self, holds: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
-        """Return the object in the answer, which has the field ``holds``; UnansweredError: a proxy's login page."""
+    def _object(self, field: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
+        """Return the object in the answer, which must have this field.
+
+        Raises UnansweredError: the answer is something else, such as the login page of a proxy.
+        """
         text = self._call(method, *args, **options)
         try:
             answer = json.loads(text)
         except ValueError:
             answer = None
-        if not isinstance(answer, dict) or holds not in answer:
+        if not isinstance(answer, dict) or field not in answer:
             raise UnansweredError(
                 f"{self._server} doesn't answer as a cluster's API: {printable(' '.join(text.split()))[:100]}",
                 hint=f"{self.kubectl} get pods, which may log you in again; a proxy on the way is named by HTTPS_PROXY",
@@ -187,6 +197,7 @@ def _kubernetes() -> Any:
 
 
 def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]:
+    """Return the client for a context of kubectl, and the namespace that this context has."""
     settings = client.Configuration()
     settings.retries = urllib3.Retry(1, respect_retry_after_header=False)  # else the server decides how long it sleeps
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
@@ -198,11 +209,13 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
             hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
         )
     config.load_incluster_config(client_configuration=settings)
-    around = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of the pod around this process
-    return client.ApiClient(settings), around.read_text(encoding="utf-8").strip() if around.is_file() else "default"
+    namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of the pod around this process
+    own = namespace.read_text(encoding="utf-8").strip() if namespace.is_file() else "default"
+    return client.ApiClient(settings), own
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
+    """Load kubectl's configuration into ``settings``; return the namespace of the context."""
     try:
         rows, current = config.list_kube_config_contexts(files)
         contexts = {row["name"]: row["context"] for row in rows}
@@ -233,6 +246,7 @@ def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
 
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
+    """Collect the errors that are logged while the block runs."""
     errors = list[str]()
     handler, root = logging.Handler(logging.ERROR), logging.getLogger()
     handler.emit = lambda record: errors.append(printable(" ".join(record.getMessage().split())))  # type: ignore[method-assign]
@@ -296,7 +310,8 @@ def refusal(status: int, reason: str, body: Any, kind: Kind, kubectl: str) -> Ho
         value = None
     answer = value if isinstance(value, dict) and value.get("kind") == "Status" else {}
     message, details = str(answer.get("message") or reason).strip(), answer.get("details") or {}
-    absent = str(details.get("kind") or "") if details.get("name") else ""  # '': the whole resource is absent
+    # on status 404: the kind of the absent object; "": the cluster doesn't know this kind at all
+    absent = str(details.get("kind") or "") if details.get("name") else ""
     causes = [(str(cause.get("field")), cause.get("message")) for cause in details.get("causes") or []]
     if status == 401:
         what = "the cluster's API doesn't know who this is (401)"
@@ -329,17 +344,17 @@ _STARTING = ("ContainerCreating", "PodInitializing")
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """One pod of a job. Empty texts: the API doesn't say."""
+    """One pod of a job; "" for what the API doesn't say."""
 
     name: str
     uid: str
     node: str = ""
     phase: str = ""
     waits: str = ""  # why it doesn't run yet
-    end_reason: str = ""  # why its container ended, with this exit code and these last lines
-    code: int = 0
-    last_words: str = ""
-    taken: str = ""  # why it is taken off its node
+    end_reason: str = ""  # why its container ended,
+    code: int = 0  # with which exit code,
+    last_words: str = ""  # and what it printed last
+    taken: str = ""  # why it is taken off its node; "": it isn't
     leaving: bool = False  # it is about to be deleted, perhaps only because its job has failed
 
     @property
@@ -354,12 +369,13 @@ def pod_of(shown: Mapping[str, Any]) -> Pod:
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     waiting_states = [(state.get("state") or {}).get("waiting") or {} for state in states]
     rows = {(row["type"], row["status"]): row for row in status.get("conditions") or []}
+    # a container that can't start, or a pod for which there is no node
     waits = [state for state in waiting_states if state.get("reason") and state["reason"] not in _STARTING]
     waits += [row for row in [rows.get(("PodScheduled", "False"))] if row]
-    # Evicted, Preempting, NodeShutdown, NodeLost, …
+    # a failed pod has a reason only if the cluster ended it: Evicted, Preempting, NodeShutdown, NodeLost, …
     is_taken = status.get("phase") == "Failed" and status.get("reason")
     taken = rows.get(("DisruptionTarget", "True")) or (status if is_taken else {})
-    # the last container that ended, in this life or the one before
+    # the last container that ended, now or before the kubelet restarted it
     ends = [(state.get(name) or {}).get("terminated") for state in reversed(states) for name in ("state", "lastState")]
     terminated: Mapping[str, Any] = next(filter(None, ends), {})
     return Pod(
@@ -394,27 +410,27 @@ def waiting(pods: Sequence[Pod], nnodes: int, warnings: Sequence[str]) -> str:
 
 
 def conditions(shown: Mapping[str, Any]) -> dict[str, str]:
-    """Return the conditions of a job that hold, with their words."""
+    """Return the conditions of a job that are true: type → reason and message."""
     rows = (shown.get("status") or {}).get("conditions") or []
     return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
 
 
 def is_over(shown: Mapping[str, Any]) -> bool:
-    """True if a job of any kind won't run any more."""
+    """Return True if a job of any kind won't run any more."""
     ends = ("Complete", "Failed", "FailureTarget")
     return bool(shown["metadata"].get("deletionTimestamp")) or not conditions(shown).keys().isdisjoint(ends)
 
 
 def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str, str]) -> Outcome:
-    """Return why a start ended badly, by what became of its pods since ``before``; empty if all are as they were.
+    """Return why an attempt failed, by what became of its pods since ``before``; an empty Outcome if nothing did.
 
-    A job that fails because of one pod deletes the others, so a pod that was only deleted comes last. ``labels``: a
-    pod's name → its node's name in this run.
+    ``labels``: a pod's name → the name of its node in this run.
     """
     current = {pod.uid: pod for pod in now}
     gone = [old for old in before if old.uid not in current]
     pods = [current[old.uid] for old in before if old.uid in current]
     deleted = [*gone, *(pod for pod in pods if pod.leaving)]
+    # A job that fails because of one pod deletes the others, so a pod that was only deleted is the last explanation.
     outcomes = itertools.chain(
         (_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
         (_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),

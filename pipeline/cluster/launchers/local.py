@@ -1,4 +1,8 @@
-"""This computer as the only host: the same agent, started without ssh. Nothing is sent or collected."""
+"""The launcher ``local``: this computer is the only host.
+
+It starts the same node agent as the others, without ssh. The ranks work in the run folder itself, so nothing is sent or
+collected.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.files import expanded
 from pipeline.core.specs import Host
 
-_STARVED_S = 60.0
+_STARVED_S = 60.0  # how long other processes may leave the agent no processor time
 
 
 @dataclass(kw_only=True)
 class LocalConfig(ClusterConfig):
-    """Settings of the local launcher: no further ones."""
+    """Settings of the local launcher; it adds none."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(shares_run_dir=True, is_this_computer=True)
 
@@ -29,8 +33,8 @@ class LocalConfig(ClusterConfig):
 class LocalTransport(Transport):
     """Starts the agent as a process of this computer.
 
-    There is no network in between, so the end of an agent is noticed at once. A silent agent only gets no processor
-    time, for as long as other processes want it all, which is why it is waited for.
+    Without a network in between, the end of an agent is noticed at once. So an agent that is only silent gets no
+    processor time at the moment, and it is worth waiting for.
     """
 
     silent_s = _STARVED_S

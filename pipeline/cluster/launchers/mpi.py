@@ -1,4 +1,7 @@
-"""Hosts that Open MPI's mpirun reaches, by ssh, a scheduler's daemon or another way that it is configured for."""
+"""The launcher ``mpi``: hosts that Open MPI's mpirun reaches, in whatever way it is configured for at a site.
+
+mpirun only starts the node agent on a host; torchrun and the ranks don't use MPI.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,12 @@ INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora
 _TRIES = 3
 _STARTS_S = 5.0  # for mpirun and its daemon on a busy host; on an idle one they take half a second
 _ALLOWED_IN_NAME = re.compile(r"[\w.-]")
-_PLAIN = re.compile(r"[\w./+-]+")  # safe in ssh's arguments, which mpirun splits at spaces
-_LATE = re.compile(  # ssh's words; those of mpirun's own links end with an errno
+_PLAIN = re.compile(r"[\w./+-]+")  # mpirun splits ssh's arguments at spaces, so no path with one reaches ssh
+_LATE = re.compile(  # errors of ssh; similar ones of mpirun's own connections end with an errno
     r"(?:Connection|Operation) timed out(?: during banner exchange)?(?! \()|Connection to \S+ port \d+ timed out"
 )
-_FRAME = re.compile(r"-{10,}\s*")
-_MOST_LINES = 4  # of a framed message; general advice follows
+_FRAME = re.compile(r"-{10,}\s*")  # the line above and below a message of mpirun
+_MOST_LINES = 4  # that are shown of a framed message; general advice follows
 
 
 @dataclass(kw_only=True)
@@ -83,7 +86,7 @@ def _settings(cluster: Cluster) -> MpiConfig:
 def command(
     cluster: Cluster, host: Host, agent: Sequence[str], *, program: str, tmp: str, ssh_config: str | None
 ) -> list[str]:
-    """Return the argv that runs ``agent`` once on ``host``, without a shell and with mpirun's stdin.
+    """Return the mpirun command that runs ``agent`` on ``host``; the agent gets mpirun's stdin.
 
     ``tmp``: a folder for this call alone.
     """
@@ -92,18 +95,18 @@ def command(
     argv += ["--mca", "orte_local_tmp_base", tmp]  # two mpiruns at once remove each other's folders in /tmp
     argv += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if ssh_config:
-        within = f"ConnectTimeout={math.ceil(cluster.settings.connect_timeout_s)}"
-        argv += ["--mca", "plm_rsh_args", f"-F {ssh_config} -o BatchMode=yes -o {within}"]
+        timeout = f"ConnectTimeout={math.ceil(cluster.settings.connect_timeout_s)}"
+        argv += ["--mca", "plm_rsh_args", f"-F {ssh_config} -o BatchMode=yes -o {timeout}"]
     if network := _settings(cluster).btl_tcp_if_include:
         argv += ["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network]
     return [*argv, *_settings(cluster).mpirun, *agent]
 
 
 class MpiTransport(Transport):
-    """Runs one mpirun for each host and command.
+    """Runs one mpirun for each host and request.
 
-    A single mpirun for all hosts would end all their processes when it loses a host, and nothing could stop them any
-    more. mpirun starts a daemon on the host first, so a connection takes longer than one of ssh.
+    A single mpirun for all hosts would end the processes on all of them when it loses one host. mpirun first starts a
+    daemon on the host, so a connection takes longer than with ssh.
     """
 
     starts_s = _STARTS_S
@@ -111,12 +114,12 @@ class MpiTransport(Transport):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         _refuse_unfit_names(cluster)
-        # without ssh a host finds its own address by its route to the others
+        # ssh would tell a host its own address; without it the host takes that of its route to the others
         self.access = Access(host_names=tuple(host.name for host in cluster.hosts))
         refuse_missing_ssh_config(cluster)
-        self._program = _open_mpi()
+        self._program = _find_open_mpi()
         self._folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("paceline"), dir="/tmp"))  # a path without spaces
-        self._ssh_config = self._passed_on(cluster.ssh_config)
+        self._ssh_config = self._without_spaces(cluster.ssh_config)
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -134,8 +137,8 @@ class MpiTransport(Transport):
         agent = agent_argv(host.python)
         return command(self.cluster, host, agent, program=self._program, tmp=tmp, ssh_config=self._ssh_config)
 
-    def _passed_on(self, ssh_config: str | None) -> str | None:
-        """Return the file under a name that mpirun passes on unchanged."""
+    def _without_spaces(self, ssh_config: str | None) -> str | None:
+        """Return a path of the file that mpirun passes to ssh unchanged: a link to it if its own path has spaces."""
         if ssh_config is None or _PLAIN.fullmatch(ssh_config):
             return ssh_config
         link = self._folder / "ssh_config"
@@ -144,14 +147,14 @@ class MpiTransport(Transport):
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-            outputs = pool.map(lambda host: self._ask(host, stdin, timeout_s), hosts)
+            outputs = pool.map(lambda host: self._exchange_with(host, stdin, timeout_s), hosts)
             return {host.label: output for host, output in zip(hosts, outputs, strict=True)}
 
-    def _ask(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
+    def _exchange_with(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
         for _ in range(_TRIES):
-            # opened again, as each of several readers needs a position of its own
-            with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own:
-                output = self.run_agent(host, own, timeout_s)
+            # opened again, because each of several readers needs a position of its own
+            with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own_stdin:
+                output = self.run_agent(host, own_stdin, timeout_s)
             if not lost_its_folder(output):
                 break
         return output
@@ -169,7 +172,7 @@ def _refuse_unfit_names(cluster: Cluster) -> None:
 
 
 def unfit_for_mpirun(host: Host) -> str:
-    """Return why mpirun can't take the host's name, as words that follow it; '': it can."""
+    """Return why mpirun can't take the host's name, as words that follow the name; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
     # other characters have a meaning in mpirun's --host: ^a is "not on a", +n0 "the first node"
@@ -179,7 +182,8 @@ def unfit_for_mpirun(host: Host) -> str:
     return ""
 
 
-def _open_mpi() -> str:
+def _find_open_mpi() -> str:
+    """Return the path of Open MPI's mpirun. Raises HostError: there is none, or it is another MPI's."""
     program = process.find("mpirun")
     if program is None:
         raise HostError(
@@ -197,7 +201,7 @@ def _open_mpi() -> str:
 
 # ------------------------------------------------------------------------------- the meaning of its messages (pure)
 def lost_its_folder(output: Output) -> bool:
-    """True if a leaving daemon of the same user removed the folder in /tmp that both share on the host.
+    """Return True if another mpirun's daemon, which ended on the host, removed the folder in /tmp that both share.
 
     Nothing was started then, and a second try may succeed.
     """
@@ -206,11 +210,11 @@ def lost_its_folder(output: Output) -> bool:
 
 def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str | None) -> tuple[str, str | None]:
     """Return why a host gave no answer, and the fix."""
-    ssh, unshortened = ssh_command(host, ssh_config), answer.output
+    ssh, full_output = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
         return agent_error(answer.reported_error, ssh)
-    stdout = brief(unshortened.stdout.decode(errors="replace")).encode()
-    output = dataclasses.replace(unshortened, stdout=stdout, stderr=brief(unshortened.stderr))
+    stdout = brief(full_output.stdout.decode(errors="replace")).encode()
+    output = dataclasses.replace(full_output, stdout=stdout, stderr=brief(full_output.stderr))
     quotation = quoted(output, host.secrets.values())
     if output.code is None:
         slow = "cluster.connect_timeout_s= if it is only slow"
@@ -224,6 +228,7 @@ def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str 
 
 
 def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, str] | None:
+    """Return (reason, fix) for a known message of mpirun in the output; None: there is none."""
     if late := _LATE.search(output.stderr):
         return f"unreachable: {late[0].strip()}", f"{ssh} true; cluster.connect_timeout_s= if it is only slow"
     text = output.stdout.decode(errors="replace") + output.stderr
@@ -253,17 +258,15 @@ def _mpirun_error(output: Output, ssh: str, network: str | None) -> tuple[str, s
 
 
 def brief(text: str) -> str:
-    """Return mpirun's output without the lines that frame messages; of each framed message only the first
-    ``_MOST_LINES`` lines.
-    """
+    """Return mpirun's output without frame lines, and with at most ``_MOST_LINES`` lines of each framed message."""
     lines: list[str] = []
-    left: int | None = None  # lines left of a frame; None outside
+    more_lines: int | None = None  # how many more of a framed message are taken; None outside of a frame
     for line in text.splitlines():
         if _FRAME.fullmatch(line):
-            left = _MOST_LINES if left is None else None
-        elif left is None:
+            more_lines = _MOST_LINES if more_lines is None else None
+        elif more_lines is None:
             lines.append(line)
-        elif left and line.strip():
+        elif more_lines and line.strip():
             lines.append(line)
-            left -= 1
+            more_lines -= 1
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Hosts over OpenSSH: the system's pssh for short commands on all hosts at once, plain ssh for live output.
+"""The launcher ``pssh``: hosts over OpenSSH. pssh sends short requests to all hosts at once, ssh streams live output.
 
-Your own ~/.ssh/config, agent, ProxyJump and known_hosts are used, and host-key checking is never changed. No value
-reaches a remote shell: the remote command is constant except for the quoted path of the interpreter, and everything
-else goes through stdin.
+The user's own ~/.ssh/config, agent, ProxyJump and known_hosts are used, and host-key checking is never changed. No
+value reaches a remote shell: the remote command is constant except for the quoted path of the interpreter, and
+everything else goes through stdin.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ INSTALL = {
     "darwin": "brew install pssh",
     "linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
-# Of one pssh: its signal handler runs again within itself for each ssh that ends meanwhile, and for a thousand that end
-# at once this exceeds Python's recursion limit.
+# Of one pssh. Its signal handler is called again within itself for each ssh that ends meanwhile; if a thousand of them
+# end at once, this exceeds Python's recursion limit.
 _MOST_HOSTS = 200
-_MOST_BYTES = 32 << 20  # longer than any answer with what a login prints before it
+_MOST_BYTES = 32 << 20  # of one host's output: more than any answer and what a login prints before it
 _SHOWN_BYTES = 4096  # of an output that was cut off
 _AT_ONCE = 8  # ssh clients
-_FILES, _FILES_OF_HOST = 512, 16  # pssh opens about nine for each host, the live streams three
-_SHARES = re.compile(r"^controlpath (?!none$)", re.MULTILINE)  # in the output of `ssh -G`
+_FILES, _FILES_OF_HOST = 512, 16  # open files; pssh needs about nine for each host, the live streams three
+_SHARES = re.compile(r"^controlpath (?!none$)", re.MULTILINE)  # in the output of `ssh -G`: connections are shared
 _RECONNECT_TIMEOUT_S = 2.0  # so that a broken stream is tried again within streams.LOST_S
 
 
@@ -52,10 +52,10 @@ class PsshConfig(ClusterConfig):
     """Settings of the ssh launcher.
 
     Attributes:
-        environment_from: lock (requirements-nodes.lock, torch and what trainers import; where there is none,
-            requirements.lock) or the path of another lock file, of which `doit sync` makes an environment on each host
-            that runs then use; null: the hosts have one.
-        wheelhouse: folder of wheels on this computer, from which it is made where hosts have no network.
+        environment_from: a lock file, of which `doit sync` makes a Python environment on each host, which runs then
+            use: a path, or lock (the project's requirements-nodes.lock, or else its requirements.lock); null: the hosts
+            have their own environments.
+        wheelhouse: folder of wheels on this computer for that environment, if the hosts have no network.
     """
 
     launcher: str = "pssh"
@@ -68,7 +68,7 @@ def _settings(cluster: Cluster) -> PsshConfig:
 
 
 LOCKS = ("requirements-nodes.lock", "requirements.lock")
-"""The project's files that ``cluster.environment_from=lock`` takes, by preference."""
+"""The project's files that ``cluster.environment_from=lock`` takes, the preferred one first."""
 
 
 def lock_file(environment_from: str | None, wheelhouse: str | None) -> LockFile | None:
@@ -96,7 +96,7 @@ def lock_file(environment_from: str | None, wheelhouse: str | None) -> LockFile 
 
 
 class PsshTransport(Transport):
-    """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
+    """Reaches hosts by pssh and ssh. They need an ssh server and Python; no file system must be shared."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
@@ -117,7 +117,7 @@ class PsshTransport(Transport):
         self._pssh = program
         prefix = temporary_prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
-        self._shared = self._shared_connection()
+        self._sharing_options = self._shared_connection()
 
     # ------------------------------------------------------------------------- reaching hosts
     def _shared_connection(self) -> dict[str, str]:
@@ -140,9 +140,9 @@ class PsshTransport(Transport):
 
         def end(host: Host) -> None:
             with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
-                process.run([*self._ssh(host, self._shared), "-O", "exit", "--", host.name], timeout_s=5.0)
+                process.run([*self._ssh(host, self._sharing_options), "-O", "exit", "--", host.name], timeout_s=5.0)
 
-        if self._shared:
+        if self._sharing_options:
             with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
                 list(pool.map(end, self.cluster.hosts))
         shutil.rmtree(self._sockets, ignore_errors=True)
@@ -167,13 +167,13 @@ class PsshTransport(Transport):
 
     def _options(self) -> dict[str, str]:
         return {
-            **(self._shared if self.shares_connections else {}),
+            **(self._sharing_options if self.shares_connections else {}),
             "BatchMode": "yes",  # no questions, which a user couldn't answer for many hosts
             "ConnectTimeout": str(max(1, round(self._connect_s))),
             "ServerAliveInterval": "1",
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
-            "RemoteCommand": "none",  # the user's own would replace ours
+            "RemoteCommand": "none",  # one in the user's config would replace the agent's command
             "RequestTTY": "no",  # a terminal would echo what is sent, and change what comes back
             "LogLevel": "INFO",  # ssh says why it failed, and no more
         }
@@ -182,11 +182,12 @@ class PsshTransport(Transport):
         """Run one pssh for each group of hosts; usually one for all."""
         groups = self._groups(hosts)
         if len(groups) == 1:
-            return self._pssh_run(stdin, groups[0], timeout_s)
+            return self._run_pssh(stdin, groups[0], timeout_s)
         with contextlib.ExitStack() as stack:
+            # each pssh reads the file on its own, and needs a position of its own in it
             copies = [stack.enter_context(_copy_of(stdin)) for _ in groups]
             pool = stack.enter_context(ThreadPoolExecutor(len(groups)))
-            groups_outputs = pool.map(self._pssh_run, copies, groups, repeat(timeout_s))
+            groups_outputs = pool.map(self._run_pssh, copies, groups, repeat(timeout_s))
             return {label: output for outputs in groups_outputs for label, output in outputs.items()}
 
     def _groups(self, hosts: Sequence[Host]) -> list[list[Host]]:
@@ -195,7 +196,7 @@ class PsshTransport(Transport):
         by_python = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
         return [group[at : at + _MOST_HOSTS] for group in by_python for at in range(0, len(group), _MOST_HOSTS)]
 
-    def _pssh_run(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
+    def _run_pssh(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-pssh")) as name:
             folder = Path(name)
             argv = self._pssh_argv(folder, hosts, timeout_s)
@@ -224,8 +225,8 @@ class PsshTransport(Transport):
         return [*self._ssh(host, self._options()), "--", host.name, remote_command(self.python_of(host))]
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
-        first = self.slow_s is None
-        return explain_over_ssh(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
+        is_first = self.slow_s is None  # then the limit was cluster.connect_timeout_s
+        return explain_over_ssh(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=is_first)
 
 
 def _copy_of(file: IO[bytes]) -> IO[bytes]:
@@ -267,19 +268,20 @@ def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
     if end is None or "Timed out" in end:
         note = "pssh has not asked it" if end is None else f"{LATE} {timeout_s:g} s"
         return Output(stdout=stdout, stderr=stderr, code=None, note=note)
-    code, number = re.search(r"error code (\d+)", end), re.search(r"signal (\d+)", end)
-    return Output(stdout=stdout, stderr=stderr, code=int(code[1]) if code else -int(number[1]) if number else 0)
+    error, killed = re.search(r"error code (\d+)", end), re.search(r"signal (\d+)", end)
+    code = int(error[1]) if error else -int(killed[1]) if killed else 0
+    return Output(stdout=stdout, stderr=stderr, code=code)
 
 
 @lru_cache(maxsize=1)
 def _ends(report: str) -> dict[str, str]:
-    """Return host name → what the report says of its end. Cached, as it is read once for each host."""
+    """Return host name → how its command ended, in pssh's words. Cached, because it is called once for each host."""
     lines = re.finditer(r"\[(?:SUCCESS|FAILURE)\] (\S+)(?: (.*))?$", report, re.MULTILINE)
     return {line[1]: line[2] or "" for line in lines}
 
 
 def _is_endless(folder: Path) -> bool:
-    """True if a host has written more into ``folder`` than is ever read, and would fill the disk."""
+    """Return True if a host has written more into ``folder`` than is ever read, and would fill the disk."""
     with contextlib.suppress(OSError):  # there is nothing yet
         return any(path.stat().st_size > 2 * _MOST_BYTES for path in folder.iterdir())
     return False

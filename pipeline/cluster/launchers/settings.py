@@ -1,7 +1,7 @@
-"""The settings of ``cluster`` that all launchers share (times and limits: core.specs), and the list of launchers.
+"""The settings of ``cluster`` that all launchers share, the list of launchers, and the container of the ranks.
 
-The container of the ranks: its image, what it sees of the hosts, the digest for the key. The agent of a host starts it
-(agent/host/container.py). On Slurm the agent itself runs in it, started by srun.
+Settings for times and limits are in ``core/specs.py`` (LaunchSettings). The container is started by a host's agent
+(agent/host/container.py), but on Slurm by srun, and then the agent itself runs in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainers.core.config import ConfigError
 MISSING: Any = "???"  # OmegaConf's own mark; importing OmegaConf takes 0.1 s, which the command of a finished run saves
 
 POLICIES = ("auto", "refuse", "wait", "share")
-"""The values of ``cluster.when_busy``."""
+"""The values of ``cluster.when_busy``: what to do if others use a host."""
 _AUTO, REFUSE, WAIT, SHARE = POLICIES
 WHEN_BUSY_HINT = (
     "cluster.when_busy=wait waits until it is free, cluster.when_busy=share starts beside it; or other hosts"
@@ -44,7 +44,7 @@ class Capabilities:
             host's GPUs, cores and interpreter before the probe.
         hosts_are_granted: a batch scheduler chooses the hosts when an attempt starts, so its settings have ``nnodes``
             in place of ``hosts``.
-        hostfile_of_mpi: in its hostfile ``host:4`` are slots, and a host may stand on several lines.
+        hostfile_of_mpi: in its hostfile ``host:4`` means four slots (ranks), and a host may have several lines.
     """
 
     shares_run_dir: bool = False
@@ -63,9 +63,9 @@ class HostConfig:
         user: to log in as.
         address: under which the other nodes reach it; null: that of its interface.
         interface: its network interface for the ranks; the address follows from it.
-        nproc_per_node: its ranks.
+        nproc_per_node: how many ranks it has.
         python: its interpreter.
-        env: variables of its ranks, on top of cluster.env.
+        env: variables of its ranks, in addition to cluster.env.
     """
 
     name: str = MISSING
@@ -94,7 +94,7 @@ class ClusterConfig(LaunchSettings):
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nnodes: how many of the hosts take part, the first ones; null: all of them. Of slurm and kubernetes: how many
             nodes a job has; default: 1.
-        nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
+        nproc_per_node: ranks of each host that has no number of its own; auto (local alone): its GPUs, or 2 CPU ranks.
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
         interface: network interface for the ranks, on every host; null: InfiniBand if all have it, else that of ssh.
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
@@ -103,10 +103,10 @@ class ClusterConfig(LaunchSettings):
             apptainer (on Slurm also .sqsh for pyxis). Its digest counts in the key. null: none.
         container_mounts: further folders of the hosts that the ranks' container sees, under the same paths.
         secrets: names in env that are secret although they don't look like it.
-        environment: versions of distributions on the hosts, where they aren't the controller's: {torch: 2.9.1}; hosts:
-            the hosts' own versions, which are probed before the key is made.
-        device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
-        spares: further hosts, as in hosts: one takes the place of a lost host when the run is restarted.
+        environment: versions of packages that differ on the hosts from those of the controller: {torch: 2.9.1}; hosts:
+            the hosts are asked for their versions before the key is made.
+        device: cpu, cuda, or auto (this computer's GPUs if it is the host, else the CPU).
+        spares: further hosts, as in hosts; one takes the place of a lost host when the run is restarted.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -133,8 +133,9 @@ class ClusterConfig(LaunchSettings):
             if not least <= value < math.inf:  # an endless lease would keep a lost host busy
                 raise ConfigError(f"cluster.{name}={value:g} must be a finite number from {least:g}")
         for name, options in (("device", ("auto", "cpu", "cuda")), ("when_busy", POLICIES)):
-            if (value := getattr(self, name)) not in options:
-                meant = _OTHERS_DEVICES.get(value, value) if name == "device" else value
+            value = getattr(self, name)
+            if value not in options:
+                meant = _DEVICE_SYNONYMS.get(value, value) if name == "device" else value
                 raise ConfigError(f"cluster.{name}={value!r} is not an option; {suggestion(meant, options)}")
         if self.workdir not in (None, "~"):
             _refuse_relative(self.workdir, f"cluster.workdir={self.workdir}")
@@ -154,7 +155,7 @@ _LEAST = {  # fields of LaunchSettings → their smallest values
     "restart_wait_s": 0.0,
     "min_nodes": 0,
 }
-_OTHERS_DEVICES = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # as other tools call them
+_DEVICE_SYNONYMS = dict.fromkeys(("gpu", "gpus", "cuda:0"), "cuda")  # in other tools
 
 
 def _refuse_relative(path: str, shown: str) -> None:
@@ -163,9 +164,12 @@ def _refuse_relative(path: str, shown: str) -> None:
 
 
 def _check_mirror(address: str) -> None:
-    scheme, has_scheme, place = address.partition("://")
-    lasts = bool(place.strip("/")) and scheme not in ("http", "https", "memory")
-    if not (lasts if has_scheme else address.startswith("/")):
+    scheme, separator, rest = address.partition("://")
+    if separator:  # http can't be written to, and memory is lost with the process
+        is_fit = bool(rest.strip("/")) and scheme not in ("http", "https", "memory")
+    else:
+        is_fit = address.startswith("/")
+    if not is_fit:
         raise ConfigError(
             f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
             "s3://bucket/folder, or an absolute path"
@@ -182,19 +186,19 @@ def capabilities(cluster: Cluster) -> Capabilities:
 
 
 def busy_policy(cluster: Cluster) -> str:
-    """Return refuse, wait or share. By default GPUs aren't shared and processors are."""
+    """Return refuse, wait or share. By default CPUs are shared, and GPUs are not."""
     if cluster.settings.when_busy != _AUTO:
         return cluster.settings.when_busy
     return REFUSE if cluster.device == "cuda" else SHARE
 
 
 # ------------------------------------------------------------------------------------------- the container of the ranks
-_FILES = (".sif", ".sqsh")
+_FILES = (".sif", ".sqsh")  # images of apptainer, of pyxis
 _SEPARATORS = ",:"  # of srun's and apptainer's lists of folders
 
 
 def checked_container(image: str, launcher: Capabilities) -> str:
-    """Return ``cluster.container``. Raises UsageError: no engine of such a launcher can take it."""
+    """Return ``cluster.container``. Raises UsageError: no container engine can run it with this launcher."""
     if image.startswith("-") or not image.isprintable() or " " in image or not image:
         raise UsageError(
             f"cluster.container={image!r} is no name of an image: it is empty, or holds a space or '-' first"
@@ -218,7 +222,7 @@ def checked_container(image: str, launcher: Capabilities) -> str:
 
 def requested_container(cluster: Cluster) -> RequestedContainer | None:
     """Return the container that agents are to start; None: they start none."""
-    # on Slurm, where hosts can't be asked for their environment, agents run in the container already
+    # with a container asks_environment is False only on Slurm, where the agents already run in the container
     if cluster.container is None or not cluster.asks_environment:
         return None
     return RequestedContainer(cluster.container, tuple(_mounts(cluster)), gpus=cluster.device == "cuda")
@@ -226,10 +230,12 @@ def requested_container(cluster: Cluster) -> RequestedContainer | None:
 
 def container_of_node(cluster: Cluster, fact: HostFacts) -> Container | None:
     """Return a node's container in a plan; None: its agent starts none."""
-    if (container := requested_container(cluster)) is None:
+    requested = requested_container(cluster)
+    if requested is None:
         return None
-    found = fact.container or Container(f"<engine of {fact.host}>", container.image, "", container.gpus)
-    return found._replace(gpus=container.gpus, mounts=container.mounts)
+    # a plan that is only shown (`doit plan`) has no answer of the host
+    on_host = fact.container or Container(f"<engine of {fact.host}>", requested.image, "", requested.gpus)
+    return on_host._replace(gpus=requested.gpus, mounts=requested.mounts)
 
 
 def _mounts(cluster: Cluster) -> list[str]:
@@ -239,36 +245,36 @@ def _mounts(cluster: Cluster) -> list[str]:
 
 
 def image_digest_here(cluster: Cluster) -> str | None:
-    """Return the digest of the image if this computer knows it; None: only a host knows it, or there is no image.
+    """Return the digest of the image if this computer can know it; None: only a host knows it, or there is no image.
 
-    That is a file on a file system shared with Slurm's nodes, or a digest in the name of a pod's image. Raises
+    Slurm's image is a file on a shared file system, and the name of a pod's image may contain the digest. Raises
     UsageError: the file can't be read.
     """
-    pods = getattr(cluster.settings, "image", None)
-    if isinstance(pods, str):
-        return pods.partition("@")[2] or None
+    image_of_pods = getattr(cluster.settings, "image", None)  # only the settings of Kubernetes have it
+    if isinstance(image_of_pods, str):
+        return image_of_pods.partition("@")[2] or None
     if cluster.container is None or cluster.asks_environment:
         return None
     path = Path(cluster.container)
     try:
         status = path.stat()
-        known = Cache(places.ROOT, "images", most=64)
+        cache = Cache(places.ROOT, "images", most=64)  # hashing an image of 20 GB takes a minute
         name = f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        digest = known.get(name) or f"sha256:{sha256_file(path)}"
+        digest = cache.get(name) or f"sha256:{sha256_file(path)}"
     except OSError as error:
         raise UsageError(
             f"cluster.container={path} can't be read here: {os_reason(error)}",
             hint="put the image on a file system that this computer and all nodes share",
         ) from error
-    known.keep({name: digest})
+    cache.keep({name: digest})
     return str(digest)
 
 
 def srun_in_container(cluster: Cluster, shared: Sequence[str]) -> tuple[str, str]:
-    """Return srun's own options, and the beginning of its command, for an agent in the cluster's image. Pure.
+    """Return (options of srun, beginning of its command) to run an agent in the cluster's image. Pure.
 
-    ``shared``: the folders of the runs and of the data. Raises UsageError: a folder's name holds a separator of their
-    lists.
+    pyxis (.sqsh) takes options of srun; apptainer (.sif) is a command before the agent's. ``shared``: the folders of
+    the runs and of the data. Raises UsageError: a folder's name contains a separator of folder lists.
     """
     image = cluster.container
     if image is None:

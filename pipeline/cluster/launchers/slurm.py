@@ -1,4 +1,7 @@
-"""Hosts that Slurm grants: one batch job, whose nodes share the folder of runs with the controller."""
+"""The launcher ``slurm``: hosts that Slurm grants to one batch job; they share the folder of runs with the controller.
+
+This module has the settings, the script for sbatch, and the ``Scheduler``. ``slurm_job.py`` runs Slurm's commands.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from trainers.core.config import ConfigError
 NAME_PREFIX = "paceline-"
 """The beginning of the names of all jobs."""
 FOLDERS = "slurm"
-"""The folder below a run's for those of its jobs."""
+"""The folder in a run folder that holds a folder for each job."""
 
-_DECIDED = (
+_FORBIDDEN = (
     (("-N", "--nodes"), "cluster.nnodes="),
     (("-n", "--ntasks", "--ntasks-per-node"), "cluster.nnodes= cluster.nproc_per_node="),
     (("-a", "--array"), "each trial of a sweep is a job already"),
@@ -50,7 +53,7 @@ class SlurmConfig(ClusterConfig):
 
     Attributes:
         nnodes: how many nodes a job has.
-        partition: as sbatch takes it; null: Slurm's default. So are the following.
+        partition: as sbatch takes it; null: Slurm's default. The same holds for the next three settings.
         account: whose budget is charged.
         qos: quality of service.
         constraint: features that the nodes must have.
@@ -83,6 +86,7 @@ class SlurmConfig(ClusterConfig):
             raise ConfigError("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
+        """Yield a message for each value that sbatch couldn't take."""
         for name in ("partition", "account", "qos", "constraint", "gres", "mem"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s'\"\\#]+", value):
@@ -97,14 +101,15 @@ class SlurmConfig(ClusterConfig):
                 "(in a file in quotes: YAML takes 1:00:00 for the number 3600)"
             )
         for option in self.sbatch:
-            if why := self._unfit(option):
+            if why := self._why_refused(option):
                 yield f"cluster.sbatch: {option!r} {why}"
         for line in self.setup:
             if line.startswith("#SBATCH"):
                 yield f"cluster.setup: {line!r} is an option of sbatch; write it into cluster.sbatch"
 
     @staticmethod
-    def _unfit(option: str) -> str:
+    def _why_refused(option: str) -> str:
+        """Return why an entry of ``cluster.sbatch`` is refused, as words that follow it; '': it isn't."""
         if not option.startswith("-") or not option.isprintable():
             return "is no option of sbatch; write [--exclusive]"
         try:
@@ -112,14 +117,15 @@ class SlurmConfig(ClusterConfig):
         except ValueError as error:
             return f"is not quoted as a shell would read it: {error}"
         name, equals, _ = words[0].partition("=")
-        if len(words) > 2 or (len(words) == 2 and (equals or words[1].startswith("-"))):  # sbatch runs the last word
+        # "-p gpu" is one option with its value; sbatch would take any other further word for the script to run
+        if len(words) > 2 or (len(words) == 2 and (equals or words[1].startswith("-"))):
             return (
                 "is more than one option; write [--exclusive,--comment=x], a value with spaces as [\"--comment='a b'\"]"
             )
         is_long = name.startswith("--")
         # getopt accepts shortened long names (--arr=0-3) and short ones with values (-N4)
-        for names, instead in _DECIDED:
-            if any(known.startswith(name) if is_long else known == name[:2] for known in names):
+        for names, instead in _FORBIDDEN:
+            if any(forbidden.startswith(name) if is_long else forbidden == name[:2] for forbidden in names):
                 return f"would make another job of it than the run needs; {instead}"
         return ""
 
@@ -129,16 +135,16 @@ def _settings(cluster: Cluster) -> SlurmConfig:
     return cast("SlurmConfig", cluster.settings)
 
 
-def script(cluster: Cluster, name: str, folder: str, seen: Sequence[str] = ()) -> str:
-    """Return the input of sbatch: one agent on each node, with its request in a file that all of them see.
+def script(cluster: Cluster, name: str, folder: str, shared: Sequence[str] = ()) -> str:
+    """Return the script for sbatch: it starts one agent on each node, which reads its request from the job's folder.
 
-    ``folder`` and, for a container, ``seen`` are folders shared with the nodes.
+    ``name`` and ``folder`` are those of the job. ``shared``: the folders that a container must see.
     """
     settings, ranks = _settings(cluster), cluster.hosts[0].nproc_per_node
-    srun_options, into = srun_in_container(cluster, seen)
+    srun_options, container_command = srun_in_container(cluster, shared)
     python = cluster.hosts[0].python or ("python3" if cluster.container else sys.executable)
-    agent = f"{into}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{folder}/{REQUEST}')}"
-    chosen: dict[str, object] = {
+    agent = f"{container_command}{shlex.join([python, '-E', '-c', BOOTSTRAP])} < {shlex.quote(f'{folder}/{REQUEST}')}"
+    option_values: dict[str, object] = {
         "job-name": name,
         "nodes": cluster.nnodes,
         "ntasks-per-node": 1,
@@ -152,7 +158,7 @@ def script(cluster: Cluster, name: str, folder: str, seen: Sequence[str] = ()) -
         "qos": settings.qos,
         "constraint": settings.constraint,
     }
-    options = [f"--{option}={value}" for option, value in chosen.items() if value is not None]
+    options = [f"--{option}={value}" for option, value in option_values.items() if value is not None]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in [*options, "--requeue", "--open-mode=append", *settings.sbatch]),
@@ -178,12 +184,12 @@ class SlurmScheduler(Scheduler):
         return _script_of(cluster, spec.run_key, spec.run_dir, nonce, spec.pack)
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
-        """Submit a job, with the ranks' secret variables and the rules to hide them in its environment, in no file."""
+        """Submit a job. Secret variables, and the rules that mask them, go into its environment and so into no file."""
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
         secrets = Secrets(dict(cluster.hosts[0].secrets), rules(hidden))
         text = _script_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
         folder.make(text, request._replace(has_secrets=any(secrets)), cluster.nnodes)
-        output = str(folder.path / OUTPUT).replace("%", "%%")
+        output = str(folder.path / OUTPUT).replace("%", "%%")  # sbatch takes % for the beginning of a placeholder
         environ = {SLURM_SECRETS: json.dumps(as_json(secrets))}
         id_ = self._queue.submit(text, folder=str(spec.run_dir), output=output, environ=environ)
         return self._granted(id_, folder)
@@ -202,7 +208,7 @@ class SlurmScheduler(Scheduler):
         prefix, folders = _name(run_key, run_dir), run_dir / FOLDERS
         return [
             self._granted(id_, JobFolder(folders / name.removeprefix(prefix), self.script))
-            for id_, name in self._queue.mine(prefix)
+            for id_, name in self._queue.own_jobs(prefix)
         ]
 
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
@@ -224,9 +230,10 @@ class SlurmScheduler(Scheduler):
 
 
 def _script_of(cluster: Cluster, run_key: str, run_dir: Path, nonce: str, pack: PackSource | None = None) -> str:
-    seen = (str(run_dir.parent), *([str(pack.path)] if pack is not None else []))
-    return script(cluster, f"{_name(run_key, run_dir)}{nonce}", str(run_dir / FOLDERS / nonce), seen)
+    shared = (str(run_dir.parent), *([str(pack.path)] if pack is not None else []))
+    return script(cluster, f"{_name(run_key, run_dir)}{nonce}", str(run_dir / FOLDERS / nonce), shared)
 
 
 def _name(run_key: str, run_dir: Path) -> str:
+    """Return the beginning of the names of a run folder's jobs; each name ends with the job's nonce."""
     return f"{NAME_PREFIX}{journal.attempt_prefix(run_key, run_dir)}"

@@ -1,4 +1,8 @@
-"""Slurm's commands for one batch job, and the meaning of their output."""
+"""Slurm's commands (sbatch, squeue, scontrol, scancel) for the jobs of runs, and the meaning of their output.
+
+``Queue`` runs the commands. The functions below it are pure: they turn Slurm's output into the state of a job, into
+errors with a fix, and into what Slurm did to a job.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from pipeline.cluster.launchers.job_folder import OUTPUT
 from pipeline.core.errors import HostError, PacelineError, TrainingError
 from pipeline.core.processes import process
 
-_LASTS_S = 2.0  # shorter reasons to wait don't count: a node is unavailable for a moment when its last job ends
-_TIMEOUT_S = 60.0  # the commands repeat requests to a busy controller
+_LASTS_S = 2.0  # a reason to wait is reported after this time: nodes are unavailable for a moment when a job ends
+_TIMEOUT_S = 60.0  # of a command, which itself repeats its request if Slurm's controller is busy
 
 
 # ------------------------------------------------------------------------------- Slurm's commands and their answers
@@ -40,10 +44,12 @@ _REFUSALS = {
     "node count": "cluster.nnodes= within what sinfo -s shows",
     "contact slurm controller": "scontrol ping shows whether slurmctld answers",
 }
-"""Words of sbatch, in small letters → the fix."""
+"""Words in an error of sbatch, in small letters → the fix."""
 
 _ID = re.compile(r"(\d+)(?:;\S*)?")  # as sbatch --parsable prints it, perhaps with the cluster's name
-_OPTIONS = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
+# variables that these commands would take for options: those of a job around this process, those for the user's own
+# squeue, and those that break a run's job; SBATCH_PARTITION and others, by which the user submits jobs, stay
+_OPTION_VARIABLES = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
 _NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
 
 _NO_NODE = "a node that it needs is drained, down or reserved: sinfo -R says why"
@@ -67,16 +73,16 @@ WAITS = {
     "ReqNodeNotAvail": _NO_NODE,
     "Nodes_required_for_job_are_DOWN": _NO_NODE,
 }
-"""Reasons for which a job may wait for ever → their meaning."""
+"""Reasons of Slurm for which a job may wait for ever → their meaning for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownJob:
-    """One job as scontrol shows it. Empty texts: it doesn't say."""
+    """One job as scontrol shows it; "" for what it doesn't show."""
 
     id: str
-    state: str = ""
-    reason: str = ""
+    state: str = ""  # "" if Slurm has forgotten the job
+    reason: str = ""  # why it waits
     partition: str = ""
     restarts: int = 0
     preempted: bool = False
@@ -122,29 +128,26 @@ class Queue:
     def submit(self, script: str, *, folder: str, output: str, environ: Mapping[str, str]) -> str:
         """Submit a job that starts in ``folder``, and return its id. Raises HostError: refused, with Slurm's own words.
 
-        A site may have replaced sbatch by a program whose output and exit code can't be relied on. Then the job is
-        found in the queue by its name.
-
-        Args:
-            output: a pattern as sbatch takes it.
-            environ: further variables of the job's environment.
+        ``output``: where it prints to, as a pattern of sbatch. ``environ``: further variables of the job's environment.
         """
         options = options_of(script)
         argv = ["sbatch", *options, "--parsable", f"--chdir={folder}", f"--output={output}"]
         done = _run(*argv, script=script, environ=environ)
-        alone = _ID.fullmatch(done.stdout.strip())
-        if done.code == 0 and alone:
-            return alone[1]
+        only_id = _ID.fullmatch(done.stdout.strip())
+        if done.code == 0 and only_id:
+            return only_id[1]
+        # A site may have replaced sbatch by a program that prints other lines too, or ends with another exit code
+        # although it has submitted the job. Then the job is looked for in the queue by its name.
         if done.code == 0 or re.search(r"\d", done.stdout):
             name = next((word.partition("=")[2] for word in options if word.startswith("--job-name=")), "")
-            if name and (jobs := self.mine(name)):
+            if name and (jobs := self.own_jobs(name)):
                 return jobs[-1][0]
         if done.code != 0:
             raise refused(done.stderr or done.stdout)
-        return job_id(done.stdout)  # a job that isn't in the queue any more
+        return job_id(done.stdout)  # the job has already ended and left the queue
 
     def rehearse(self, script: str) -> str:
-        """Return when and where Slurm would start such a job, in its own words, with a warning of its time limit.
+        """Return when and where Slurm would start such a job, in Slurm's words, with a warning of its time limit.
 
         Raises HostError: Slurm refuses the job, or its partition starts none.
         """
@@ -152,33 +155,31 @@ class Queue:
         if done.code != 0:
             raise refused(done.stderr)
         text = _words(done.stderr or done.stdout)
-        if named := re.search(r"in partition (\S+)", text):  # sbatch names a time of start also where it is down
-            partition = _run("scontrol", "-o", "show", "partition", named[1]).stdout
-            state = re.search(r"\bState=(\S+)", partition)
+        # sbatch names a time at which the job would start even if the partition is down
+        if partition := re.search(r"in partition (\S+)", text):
+            shown = _run("scontrol", "-o", "show", "partition", partition[1]).stdout
+            state = re.search(r"\bState=(\S+)", shown)
             if state and state[1] != "UP":
                 raise HostError(
-                    f"Slurm takes the job and doesn't start it: the state of partition {named[1]} is {state[1]}",
-                    hint=f"scontrol update partitionname={named[1]} state=up (an administrator's); or "
+                    f"Slurm takes the job and doesn't start it: the state of partition {partition[1]} is {state[1]}",
+                    hint=f"scontrol update partitionname={partition[1]} state=up (an administrator's); or "
                     "cluster.partition=<one that sinfo -s shows as up>",
                 )
-            text += _above_limit(options_of(script), named[1], partition)
+            text += _above_limit(options_of(script), partition[1], shown)
         return text
 
-    def mine(self, name: str) -> list[tuple[str, str]]:
-        """Return id and name of this user's jobs, the newest last, whose names begin with ``name``.
-
-        Raises HostError.
-        """
+    def own_jobs(self, name: str) -> list[tuple[str, str]]:
+        """Return (id, name) of this user's jobs whose names begin with ``name``, the newest last. Raises HostError."""
         done = _run("squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", "--format=%i %j")
         if done.code != 0:
             if re.search(_NOT_CONFIGURED, done.stderr):
                 raise refused(done.stderr)
-            raise HostError(f"squeue: {_words(done.stderr)}", hint=_helps(done.stderr))
+            raise HostError(f"squeue: {_words(done.stderr)}", hint=_hint_for(done.stderr))
         rows = (line.strip().partition(" ") for line in done.stdout.splitlines())
         return [(id_, job_name.strip()) for id_, _, job_name in rows if job_name.strip().startswith(name)]
 
     def show(self, id_: str) -> ShownJob:
-        """Return a job, without a state where Slurm has forgotten it. Raises PacelineError: no answer."""
+        """Return a job; its state is "" if Slurm has forgotten it. Raises PacelineError: no answer."""
         done = _run("scontrol", "-o", "show", "job", id_)
         if done.code == 0 and "JobState=" in done.stdout:
             return parse_job(id_, done.stdout)
@@ -187,7 +188,7 @@ class Queue:
         raise PacelineError(f"scontrol: {_words(done.stderr or done.stdout)}")
 
     def place(self, job: ShownJob) -> str:
-        """Return ``place 3 of 12 in partition gpu``; '' where Slurm doesn't say."""
+        """Return the job's place among those that wait, ``place 3 of 12 in partition gpu``; '' if it isn't known."""
         options = ("--noheader", "--array", "--states=PENDING", f"--partition={job.partition}", "--sort=-p,i")
         try:
             waiting = _run("squeue", *options, "--format=%i").stdout.split()
@@ -203,20 +204,13 @@ class Queue:
 
 
 def _run(*argv: str, script: str = "", environ: Mapping[str, str] | None = None) -> process.Completed:
-    """Run one of Slurm's commands. Raises PacelineError.
-
-    Variables that these commands read as options are removed: those of a job around this process, those for the user's
-    squeue and scancel, and those that break a run's job. Variables for how the user submits jobs stay.
-    """
-    own = {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
-    return process.run(argv, input=script.encode(), env={**own, **(environ or {})}, timeout_s=_TIMEOUT_S)
+    """Run one of Slurm's commands. Raises PacelineError."""
+    inherited = {name: value for name, value in os.environ.items() if not _OPTION_VARIABLES.match(name)}
+    return process.run(argv, input=script.encode(), env={**inherited, **(environ or {})}, timeout_s=_TIMEOUT_S)
 
 
 def options_of(script: str) -> list[str]:
-    """Return the script's lines for sbatch as arguments.
-
-    Variables of the user's shell (SBATCH_PARTITION) override such lines, but not arguments.
-    """
+    """Return the #SBATCH lines of the script as arguments, which the user's SBATCH_… variables can't override."""
     lines = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
     return [word for line in lines for word in shlex.split(line, comments=True)]
 
@@ -239,26 +233,27 @@ def refused(output: str) -> HostError:
             f"Slurm is not configured on this computer, so nothing was submitted: {_words(output)}",
             hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
         )
-    return HostError(f"Slurm refused the job: {_words(output)}", hint=_helps(output))
+    return HostError(f"Slurm refused the job: {_words(output)}", hint=_hint_for(output))
 
 
 def _words(output: str) -> str:
+    """Return a command's message on one line, without ``sbatch: error:`` in front."""
     lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in output.splitlines() if line.strip()]
     return "; ".join(lines) or "it said nothing"
 
 
-def _helps(output: str) -> str | None:
+def _hint_for(output: str) -> str | None:
     return next((hint for words, hint in _REFUSALS.items() if words in output.lower()), None)
 
 
-def means(job: ShownJob) -> str:
-    """Return what it means that a job waits for this reason, if somebody has to act first; '': it only waits."""
+def meaning_of_wait(job: ShownJob) -> str:
+    """Return what the reason for which a job waits means, if somebody has to act first; '': it only has to wait."""
     return next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
 
 
 def waiting(job: ShownJob, place: str) -> str:
-    """Return why a job doesn't run yet, in a few words."""
-    return ", ".join(filter(None, [f"{job.state} ({job.reason or 'no reason yet'})", place, means(job)]))
+    """Return why a job doesn't run yet, in a few words. ``place``: its place in the queue."""
+    return ", ".join(filter(None, [f"{job.state} ({job.reason or 'no reason yet'})", place, meaning_of_wait(job)]))
 
 
 def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
@@ -266,14 +261,16 @@ def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
 
     ``restart``: the restart of the job in which that start ran. ``output``: the last lines of the job's output.
     """
-    errors = "".join(f"\n  {line}" for line in complaints(output))
+    errors = "".join(f"\n  {line}" for line in slurm_errors(output))
     name, goes_on = f"job {now.id}", "the run will start again there"
+    # requeued, or about to be
     if now.restarts > restart or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
         why = "preempted" if now.preempted or "preempt" in errors.lower() else "taken off its nodes"
         return Outcome(text=f"{name} was {why} by Slurm and waits in the queue again; {goes_on}", again=True)
     if now.state == "PREEMPTED":
         text = f"{name} was preempted by Slurm, which doesn't requeue it; another job takes its place, and {goes_on}"
         return Outcome(text=text, again=True)
+    # Slurm ended it
     if now.state == "OUT_OF_MEMORY" or "oom" in errors.lower():
         return Outcome(
             text=f"{name} was out of memory: a process had more than Slurm allows it there{errors}",
@@ -292,11 +289,11 @@ def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
         return Outcome(text=text, hint="the same command submits it again", cause="cancelled")
     if now.state == "FAILED" or re.search(r"task \d+: Killed", errors):
         return Outcome(text=f"the node agent in {name} was ended{errors}", hint="the same command again", cause="host")
-    return Outcome(text=errors.strip())
+    return Outcome(text=errors.strip())  # Slurm did nothing: the nodes' reports explain the end
 
 
-def complaints(lines: Sequence[str]) -> list[str]:
-    """Return Slurm's own errors in a job's output, newest last; each once."""
+def slurm_errors(lines: Sequence[str]) -> list[str]:
+    """Return the last errors that Slurm itself wrote into a job's output, each once, the newest last."""
     errors = [line.strip() for line in lines if re.match(r"(?:slurmstepd|srun|slurmd)[\w-]*: error: ", line)]
     return list(dict.fromkeys(errors))[-4:]
 
@@ -304,10 +301,10 @@ def complaints(lines: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ the state of a job
 @dataclass(frozen=True, kw_only=True)
 class SlurmState(JobState):
-    """A job's state with the ``reason`` why it waits, since ``reason_since`` (monotonic seconds)."""
+    """A job's state with Slurm's reason why it waits."""
 
     reason: str = ""
-    reason_since: float = 0.0
+    reason_since: float = 0.0  # monotonic seconds at the first poll with this reason
 
 
 def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None) -> SlurmState:
@@ -318,12 +315,12 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
     words = f"waiting for {job.title}: {waiting(now, place)}"
     if now.state == "RUNNING":
         words = f"waiting for the agents of {job.title} on {now.nodes}"
-    is_stuck = now.state == "PENDING" and bool(means(now)) and time.monotonic() - since >= _LASTS_S
+    is_stuck = now.state == "PENDING" and bool(meaning_of_wait(now)) and time.monotonic() - since >= _LASTS_S
     advice = f"scontrol resume {now.id} lets it go on"
     suspended = f"{job.title} is suspended by Slurm, and the run waits for it; {advice}"
     has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.restart
     output = job.folder.output(job.printed_bytes)
-    taken = [f"was taken away: {job.title} is {now.state or 'over'}", *complaints(output)]
+    taken = [f"was taken away: {job.title} is {now.state or 'over'}", *slurm_errors(output)]
     return SlurmState(
         words=words,
         phase=now.state,
@@ -375,7 +372,9 @@ def duration_s(text: str) -> int | None:
 
 
 def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostError | TrainingError:
-    printed = [line for line in lines if line.startswith(SAYS)] or complaints(lines) or list(lines[-4:])
+    """Return the error of a job that ended before anything was started in it. ``lines``: its output."""
+    # the agent's own error explains it best, then Slurm's, then whatever was printed last
+    printed = [line for line in lines if line.startswith(SAYS)] or slurm_errors(lines) or list(lines[-4:])
     if now.state == "CANCELLED":
         text = "\n".join([f"{job.title} was cancelled before the run began", *(f"  {line}" for line in printed)])
         return TrainingError(text, hint="the same command submits it again", cause="cancelled")
@@ -386,7 +385,7 @@ def _ended_early(job: GrantedJob, now: ShownJob, lines: Sequence[str]) -> HostEr
             hint="paths.runs=<a folder that this computer and all nodes share>; or cluster.setup has ended it; "
             f"scontrol show job {now.id}",
         )
-    python = any("No such file" in line or "not found" in line for line in printed)
-    other = "cluster.python=<an interpreter that the nodes have>"
-    hint = other if python else "the same command submits another job"
+    hint = "the same command submits another job"
+    if any("No such file" in line or "not found" in line for line in printed):
+        hint = "cluster.python=<an interpreter that the nodes have>"
     return HostError("\n".join([how, *(f"  {line}" for line in printed)]), hint=hint)

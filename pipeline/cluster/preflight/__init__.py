@@ -1,7 +1,7 @@
-"""Check that every host of a cluster can take part. Starts nothing there.
+"""Check that every host of a cluster can take part in a run, without starting one: `doit preflight`, and each start.
 
-``examine`` probes the hosts and makes all checks, ``judge`` turns answers into checks (pure). Each check is explained
-in docs/troubleshooting.md.
+``examine`` probes the hosts and makes all checks. ``judge`` makes those that need nothing but the facts that a probe
+has reported (pure). ``occupied`` finds other users of the hosts. docs/troubleshooting.md explains each check.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = [
 ]  # fmt: skip
 
 
-_DEEP_GPU_S = 5.0  # how long nvidia-smi may take: without persistence mode it wakes every GPU first
+_DEEP_GPU_S = 5.0  # how long nvidia-smi may take; without persistence mode it first wakes every GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The facts of the hosts and their checks. ``refusals``: hosts that don't fit the configuration or the key."""
+    """The facts of the hosts, and what was found wrong with them."""
 
     facts: Sequence[HostFacts]
     checks: Sequence[Check]
-    refusals: Sequence[HostError] = ()
+    refusals: Sequence[HostError] = ()  # hosts don't fit the configuration or the key, or don't reach each other
 
     @property
     def all_checks(self) -> list[Check]:
@@ -86,10 +86,10 @@ def examine(
     """Check every host, or the scheduler that grants them.
 
     Args:
-        key_versions: name → version in the key of a run.
+        key_versions: package → version in the key of a run.
         deep: also make the checks that take time.
         runs_dir: the project's runs; if given, remove leftovers that no run needs from the hosts.
-        on_note: takes a line for each host from which something was removed.
+        on_note: called with a line for each host from which something was removed.
 
     Raises:
         HostError: lists each host that doesn't answer, and the fix.
@@ -100,7 +100,8 @@ def examine(
             lines = launcher.scheduler.rehearse()
             return Report(facts=(), checks=[Check(ALL, "scheduler", State.OK, line) for line in lines])
         facts = launcher.probe(None, names_to_probe(key_versions))
-        if deep:  # again: a round trip over an open connection is shorter, so clocks are compared more exactly
+        if deep:
+            # Once more: over an open connection the round trip is shorter, so clocks are compared more exactly.
             facts = launcher.probe(None, names_to_probe(key_versions), gpu_s=_DEEP_GPU_S)
         for note in starts.clear_leftovers(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
@@ -121,14 +122,15 @@ _versions_by_request: dict[str, dict[str, str]] = {}
 
 
 def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of ``key`` with their versions on the hosts; probe once for all runs of this process.
+    """Return the packages of ``key`` with their versions on the hosts; probe once for all runs of this process.
 
     Raises HostError: a host doesn't answer, or the hosts differ. Raises UsageError: a scheduler grants the hosts, so
     they can't be probed beforehand.
     """
+    # everything on which the answer depends
     hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]
-    where = [cluster.launcher, cluster.ssh_config, cluster.container, *cluster.container_mounts]
-    request = canonical_json([where, hosts, dict(key)])
+    settings = [cluster.launcher, cluster.ssh_config, cluster.container, *cluster.container_mounts]
+    request = canonical_json([settings, hosts, dict(key)])
     if request not in _versions_by_request:
         with closing(launchers.create(cluster)) as launcher:
             if not isinstance(launcher, AgentLauncher):
@@ -141,11 +143,11 @@ def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str
 # ------------------------------------------------------------------------------------------- other users of the hosts
 @dataclass(frozen=True, kw_only=True)
 class Occupation:
-    """The users of one host, as texts: ``runs`` that claim it, and ``processes`` that belong to no known run."""
+    """The other users of one host, each described in a few words."""
 
     host: str
-    runs: tuple[str, ...]
-    processes: tuple[str, ...]
+    runs: tuple[str, ...]  # runs that have claimed it
+    processes: tuple[str, ...]  # processes on its GPUs that belong to no known run
 
     @property
     def who(self) -> str:
@@ -155,23 +157,24 @@ class Occupation:
 def occupied(cluster: Cluster, facts: Sequence[HostFacts], attempts: str) -> list[Occupation]:
     """Return the hosts that others use.
 
-    ``attempts``: prefix of the ids of this run's own attempts, which don't count as others; '' if it has none.
+    ``attempts``: the prefix of the run ids of this run's own attempts, which don't count as others; '': it has none.
     """
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         own_claim = claim(cluster, host, attempts, "")
-        runs = tuple(held.description for held in fact.claims if own_claim.collides_with(held))
-        processes = tuple(_processes(host, fact, attempts)) if cluster.device == "cuda" else ()
+        runs = tuple(other.description for other in fact.claims if own_claim.collides_with(other))
+        processes = tuple(_unknown_processes(host, fact, attempts)) if cluster.device == "cuda" else ()
         if runs or processes:
             occupations.append(Occupation(host=fact.host, runs=runs, processes=processes))
     return occupations
 
 
-def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
-    known_runs = {own_attempts, *(held.attempt_prefix for held in fact.claims)} - {""}
+def _unknown_processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
+    """Describe each process on the GPUs of the ranks that belongs neither to this run nor to one that has a claim."""
+    known_runs = {own_attempts, *(other.attempt_prefix for other in fact.claims)} - {""}
     devices_of_ranks = set(resources(host, "cuda"))
-    owners = {
-        int(pid): (printable_title(user), f" since {clock(float(since))}", mark)  # its PACELINE_NODE
+    owners = {  # pid → (user, since when, the mark RUN_ID:NODE_RANK if it is a rank)
+        int(pid): (printable_title(user), f" since {clock(float(since))}", mark)
         for pid, user, since, mark in hardware.rows(fact.nvidia_smi.owners if fact.nvidia_smi else "", 4)
         if pid.isdecimal() and since.isdecimal()
     }
@@ -188,15 +191,15 @@ def _processes(host: Host, fact: HostFacts, own_attempts: str) -> Iterator[str]:
 def _occupation(cluster: Cluster, facts: Sequence[HostFacts]) -> list[Check]:
     state = State.FAILED if busy_policy(cluster) == REFUSE else State.WARNING
     return [
-        judged(one.host, "occupied", one.who, False, wanted="nobody", hint=WHEN_BUSY_HINT, otherwise=state)
-        for one in occupied(cluster, facts, "")
+        judged(busy.host, "occupied", busy.who, False, wanted="nobody", hint=WHEN_BUSY_HINT, otherwise=state)
+        for busy in occupied(cluster, facts, "")
     ]
 
 
 def refuse_occupied(occupations: Sequence[Occupation], nnodes: int) -> None:
     """Raise HostError that names the users of each busy host, if there is one."""
     if occupations:
-        rows = [f"  {one.host} is busy: {one.who}" for one in occupations]
+        rows = [f"  {busy.host} is busy: {busy.who}" for busy in occupations]
         head = f"{len(occupations)} of {counted(nnodes, 'host')} {'is' if len(occupations) == 1 else 'are'} busy:"
         raise HostError("\n".join([head, *rows]), hint=WHEN_BUSY_HINT)
 
@@ -223,20 +226,23 @@ def table(facts: Sequence[HostFacts], width: int) -> str:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Return a table with a row a check: how many hosts are ok, which are not, and the value of the worst."""
+    """Return a table with a row a check: how many hosts are ok, which ones are not, and the value of the worst one."""
     rows: list[tuple[str, ...]] = [("check", "ok", "warning", "failed", "seen")]
     for name in dict.fromkeys(check.name for check in checks):
-        of_check = [check for check in checks if check.name == name]
-        worst = next(check for state in reversed(State) for check in of_check if check.state == state)
-        rows.append((name, *(_hosts(of_check, state) for state in State), worst.seen))
+        results = [check for check in checks if check.name == name]
+        worst = next(check for state in reversed(State) for check in results if check.state == state)
+        rows.append((name, *(_hosts_cell(results, state) for state in State), worst.seen))
     return aligned(rows)
 
 
-def _hosts(checks: Sequence[Check], state: State) -> str:
+def _hosts_cell(checks: Sequence[Check], state: State) -> str:
+    """Return the number of hosts that are ok, or the labels of the others, of many the first three."""
     labels = list(dict.fromkeys(check.host or "-" for check in checks if check.state == state))
+    if not labels:
+        return "-"
     if state == State.OK:
-        return str(len(labels)) if labels else "-"
-    return ",".join(labels[:3]) + (f"+{len(labels) - 3}" if len(labels) > 3 else "") if labels else "-"
+        return str(len(labels))
+    return ",".join(labels[:3]) + (f"+{len(labels) - 3}" if len(labels) > 3 else "")
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""What each host offers the ranks: cores, memory, disk, limits, clock, network and GPUs. Pure.
+"""The checks of what each host offers the ranks: cores, memory, disk, limits, clock, network and GPUs. Pure.
 
-``networks`` checks whether hosts reach each other. Of GPUs the agent sends nvidia-smi's answers unchanged.
+They judge the facts of the last probe (``HostFacts``); about GPUs these contain the output of nvidia-smi, which is
+parsed here. Whether hosts reach each other is checked by ``cluster/networks.py``.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pipeline.core.tables import counted
 from trainers.contract.host_facts import HostFacts, Limit, NvidiaSmi, ProbeTimes
 
 _GIB = 1 << 30
-RANK_MEMORY = _GIB  # bytes; torch with a small network needs half of it
+# what is wanted, in bytes
+RANK_MEMORY = _GIB  # torch with a small network needs half of it
 DISK = 2 * _GIB
-_SHARED_CPU, _SHARED_CUDA = 64 << 20, _GIB  # a container's default is 64 MiB; NCCL's channels need more
+_SHARED_CPU, _SHARED_CUDA = 64 << 20, _GIB  # in /dev/shm: a container has 64 MiB by default, NCCL's channels need more
 _LOCKED = 64 << 20  # NCCL registers more than that over InfiniBand
-_FILES = 65536
+_FILES = 65536  # the number of open files that a hint proposes
 _LIMITS = "/etc/security/limits.d/paceline.conf"
 
 
 def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
-    """Check each host; what its probe doesn't contain is skipped."""
-    world_size = cluster.world_size  # a sum over all hosts
+    """Check each host; skip what its probe doesn't contain."""
+    world_size = cluster.world_size  # not in the loop, as it is a sum over all hosts
     for host, fact in zip(cluster.hosts, facts, strict=True):
         yield _cores(host, fact)
         yield _memory(host, fact)
@@ -47,6 +49,7 @@ def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
 def _cores(host: Host, fact: HostFacts) -> Check:
     allowed = fact.control_group.cpus
     ranks = counted(host.nproc_per_node, "rank")
+    # programs there start a thread for each core that they see, which are too many for a lower limit
     if allowed is not None and allowed < fact.cpus:
         seen = f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}"
         wanted = f"{fact.cpus}, which programs there see"
@@ -59,7 +62,7 @@ def _cores(host: Host, fact: HostFacts) -> Check:
 def _memory(host: Host, fact: HostFacts) -> Check:
     available, total = fact.memory_available_bytes, f"of {_gib(fact.memory_bytes)}"
     limit = fact.control_group.memory_bytes
-    if limit is not None:
+    if limit is not None:  # in a container: the smaller of both counts
         below_limit = limit - (fact.control_group.memory_used_bytes or 0)
         if available is None or below_limit < available:
             available, total = below_limit, f"of the {_gib(limit)} that its control group allows"
@@ -82,12 +85,13 @@ def _at_least(host: str, name: str, measured_bytes: int, wanted_bytes: int, of_w
 
 
 def _open_files(world_size: int, host: str, limit: Limit) -> Check:
-    """Check the limit: each rank has a connection to each other one (gloo), and rank 0 with its store two from each."""
+    """Check the limit of open files, of which a rank needs the more the more ranks there are."""
     soft, hard = limit
+    # With gloo each rank has a connection to each other one, and rank 0, which has the store, two from each.
     least, enough = 32 + 2 * world_size, max(512, 128 + 4 * world_size)
     if soft is None or soft >= enough:
         return judged(host, "open files", "no limit" if soft is None else f"{soft:,}", True)
-    if hard is None or hard >= enough:
+    if hard is None or hard >= enough:  # a user may raise the soft limit up to the hard one
         hint = f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
     else:
         hint = f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there"
@@ -128,14 +132,14 @@ _CLOCK_HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
 
 
 class Offset(NamedTuple):
-    """How far a clock is ahead of this computer's (negative: behind), and the possible error of that."""
+    """How far a clock is ahead of this computer's clock (negative: behind), as measured."""
 
     offset_s: float
-    error_s: float
+    error_s: float  # the true offset is at most this far away
 
     @property
     def at_least_s(self) -> float:
-        """The least difference that is certain."""
+        """The smallest possible difference between both clocks."""
         return max(0.0, abs(self.offset_s) - self.error_s)
 
 
@@ -148,11 +152,11 @@ def offset(times: ProbeTimes | None) -> Offset | None:
 
 
 def _clocks(facts: Sequence[HostFacts]) -> Iterator[Check]:
-    """Check the clock of each host, or this computer's if all hosts differ from it by the same offset."""
+    """Check the clock of each host; if all hosts differ from this computer by the same offset, only this computer's."""
     offsets = {fact.host: measured for fact in facts if (measured := offset(fact.times)) is not None}
     ordered = sorted(measured.offset_s for measured in offsets.values())
     all_differ = len(ordered) > 1 and all(measured.at_least_s > TOLERATED_S for measured in offsets.values())
-    if all_differ and ordered[-1] - ordered[0] <= TOLERATED_S:  # alike, so this computer's clock is wrong
+    if all_differ and ordered[-1] - ordered[0] <= TOLERATED_S:  # the hosts agree, so this computer's clock is wrong
         median_s = ordered[len(ordered) // 2]
         seen = f"this computer's is {_difference(-median_s)} those of all hosts, which agree"
         hint = _CLOCK_HINT.replace(" there", " here")
@@ -179,12 +183,12 @@ _PORT_HINTS = {
 
 
 def _network(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
-    """Check the hosts of clusters with more than one node; a single node needs no network."""
+    """Check the network of the hosts, unless there is only one."""
     if cluster.nnodes < 2:
         return
     for fact in facts:
         yield from _own_name(fact)
-    # of the interface that the collectives use
+    # host → the link of the interface that the collectives use
     links = {fact.host: link for fact in facts if (link := fact.links.get(fact.interface or "")) is not None}
     where = {fact.host: f" on {fact.interface}" for fact in facts}
     for host, link in links.items():
@@ -201,7 +205,7 @@ def _network(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
 
 
 def _own_name(fact: HostFacts) -> Iterator[Check]:
-    """Check the host's own name: without a configured interface, gloo and NCCL use its address."""
+    """Check what the host's own name is resolved to: if no interface is configured, gloo announces that address."""
     if fact.own_name is None:
         return
     addresses, slow_s = fact.own_name
@@ -211,9 +215,9 @@ def _own_name(fact: HostFacts) -> Iterator[Check]:
         yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
         return
     has_interface = bool(fact.interface or fact.network_variables)
-    # Debian's installer maps the host's name to 127.0.1.1, which gloo would announce to the other hosts
-    looped = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
-    is_ok = not looped if addresses else has_interface
+    # Debian's installer maps the host's name to 127.0.1.1, at which other hosts can't reach it
+    is_loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+    is_ok = not is_loopback if addresses else has_interface
     unresolved = "not resolved, and need not be" if is_ok else "not resolved"
     yield judged(
         fact.host,
@@ -227,6 +231,7 @@ def _own_name(fact: HostFacts) -> Iterator[Check]:
 
 
 def _infiniband(facts: Sequence[HostFacts]) -> Iterator[Check]:
+    """Check that each port is active, and that the hosts have the same number of active ports and the same rate."""
     active, rates = {}, {}
     for fact in facts:
         for port in fact.infiniband:
@@ -235,19 +240,19 @@ def _infiniband(facts: Sequence[HostFacts]) -> Iterator[Check]:
             seen, is_active = f"{port.device} port {port.port} is {state}", port.state == "ACTIVE"
             hint = _PORT_HINTS.get(port.state) or _PORT_HINTS.get(port.phys_state, "ibstatus there")
             yield judged(fact.host, "InfiniBand", seen, is_active, wanted="ACTIVE", hint=hint)
-        running = [port for port in fact.infiniband if port.state == "ACTIVE"]
+        active_ports = [port for port in fact.infiniband if port.state == "ACTIVE"]
         if fact.infiniband:
-            active[fact.host] = counted(len(running), "active port")
-        if running:
-            rates[fact.host] = min(port.rate for port in running)
+            active[fact.host] = counted(len(active_ports), "active port")
+        if active_ports:
+            rates[fact.host] = min(port.rate for port in active_ports)
     hint = "ibstatus on both hosts shows the difference"
     yield from compared("InfiniBand", active, state=State.WARNING, hint=hint)
     yield from compared("InfiniBand rate", rates, state=State.WARNING, hint=hint)
 
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
-# bits of clocks_throttle_reasons.active, without those that are configured (nvml.h, nvmlClocksEventReason…)
 _SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+"""Bits of clocks_throttle_reasons.active (nvml.h, nvmlClocksEventReason…), without limits that users configure."""
 
 
 class Process(NamedTuple):
@@ -275,8 +280,8 @@ def parse_gpus(output: NvidiaSmi | None) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's output; incomplete lines are skipped."""
     if output is None:
         return []
-    slowed = _slowed(output.throttling)
-    processes: dict[str, list[Process]] = {}
+    slowed_by = _parse_throttling(output.throttling)
+    processes: dict[str, list[Process]] = {}  # GPU's uuid → processes
     for uuid, pid, memory, program in rows(output.processes, 4):
         if pid.isdecimal():
             processes.setdefault(uuid, []).append(Process(int(pid), _number(memory), program))
@@ -287,7 +292,7 @@ def parse_gpus(output: NvidiaSmi | None) -> list[Gpu]:
             name=name,
             memory_mib=_number(memory),
             uncorrected_errors=_number(errors),
-            slowed_by=slowed.get(int(index), ()),
+            slowed_by=slowed_by.get(int(index), ()),
             processes=tuple(processes.get(uuid, ())),
         )
         for index, uuid, name, memory, errors in rows(output.devices or "", 5)
@@ -296,15 +301,15 @@ def parse_gpus(output: NvidiaSmi | None) -> list[Gpu]:
 
 
 def rows(text: str, count: int) -> Iterator[list[str]]:
-    """Yield the cells of each line that has so many; the last one may hold commas."""
+    """Yield the cells of each comma-separated line that has ``count`` cells; the last cell may contain commas."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", count - 1)]
         if len(cells) == count:
             yield cells
 
 
-def _slowed(text: str) -> dict[int, tuple[str, ...]]:
-    """Parse ``0, 0x0000000000000020`` as {0: ("heat (software)",)}."""
+def _parse_throttling(text: str) -> dict[int, tuple[str, ...]]:
+    """Parse ``0, 0x0000000000000020`` as {0: ("heat (software)",)}: GPU's index → what slows it down."""
     masks = {int(index): int(mask, 16) for index, mask in rows(text, 2) if index.isdecimal() and mask.startswith("0x")}
     return {index: tuple(why for bit, why in _SLOWED_BY.items() if mask & bit) for index, mask in masks.items()}
 
@@ -341,10 +346,11 @@ def _gpus(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     yield from compared("GPU memory", least, state=State.WARNING, hint="the smallest memory limits the batch of all")
     for host, visible in gpus.items():
         for gpu in visible:
-            yield from _judged(host, gpu)
+            yield from _gpu(host, gpu)
 
 
 def _visible(host: Host, gpus: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs that the ranks see; CUDA_VISIBLE_DEVICES names them by index or by the beginning of a uuid."""
     chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus
@@ -353,11 +359,13 @@ def _visible(host: Host, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def _models(gpus: Sequence[Gpu]) -> str:
+    """Return ``8 × NVIDIA H200``."""
     names = dict.fromkeys(gpu.name for gpu in gpus)
     return ", ".join(f"{sum(gpu.name == name for gpu in gpus)} × {name}" for name in names)
 
 
-def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
+def _gpu(host: str, gpu: Gpu) -> Iterator[Check]:
+    """Check one GPU: memory errors, slowdown, and processes on it."""
     which = f"GPU {gpu.index}"
     if gpu.uncorrected_errors is not None:
         seen = f"{which}: {counted(gpu.uncorrected_errors, 'uncorrectable memory error')} since its driver was loaded"
@@ -368,11 +376,11 @@ def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
     seen = f"{which} is slowed down by {' and '.join(gpu.slowed_by)}" if gpu.slowed_by else f"{which} runs freely"
     hint = f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there"
     yield judged(host, "GPU clocks", seen, not gpu.slowed_by, hint=hint)
-    names = [f"{process.program} (pid {process.pid}{_holding(process)})" for process in gpu.processes]
+    names = [f"{process.program} (pid {process.pid}{_memory_of(process)})" for process in gpu.processes]
     seen = f"{which} is used by {', '.join(names)}" if names else f"{which} is free"
     hint = f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose"
     yield judged(host, "GPU processes", seen, not names, hint=hint)
 
 
-def _holding(process: Process) -> str:
+def _memory_of(process: Process) -> str:
     return f", {process.memory_mib} MiB" if process.memory_mib is not None else ""

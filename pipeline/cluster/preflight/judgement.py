@@ -1,4 +1,4 @@
-"""The result of a check: the value seen, the value wanted, and the fix."""
+"""The results of preflight's checks (``Check``), how they are made, and how they become warnings or an error."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Check:
 def judged(
     host: str, name: str, seen: str, is_ok: bool, *, wanted: str = "", hint: str = "", otherwise: State = State.WARNING
 ) -> Check:
-    """Return a check that is ok, or else has the state ``otherwise`` with the value wanted and the fix."""
+    """Return a check: OK if ``is_ok``, else with the state ``otherwise``, the value wanted and the fix."""
     return Check(host, name, State.OK, seen) if is_ok else Check(host, name, otherwise, seen, wanted, hint)
 
 
 def lines(checks: Iterable[Check]) -> list[str]:
     """Return a line for each different result, with all hosts that have it."""
-    hosts_of: dict[tuple[str, str, str, str], list[str]] = {}
+    hosts_by_result: dict[tuple[str, str, str, str], list[str]] = {}
     for check in checks:
-        hosts_of.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
+        hosts_by_result.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
     rows = []
-    for (name, seen, wanted, hint), hosts in hosts_of.items():
+    for (name, seen, wanted, hint), hosts in hosts_by_result.items():
         where = ", ".join(host for host in hosts[:_HOSTS_NAMED] if host != ALL)
         more = f" and {len(hosts) - _HOSTS_NAMED} more" if len(hosts) > _HOSTS_NAMED else ""
         needed, fix = f" (wanted: {wanted})" if wanted else "", f"; {hint}" if hint else ""
@@ -72,23 +72,24 @@ def refuse(checks: Sequence[Check], hosts: int) -> None:
     """Raise HostError that lists every failed check, if there is one. ``hosts`` is the size of the cluster."""
     failed = [check for check in checks if check.state == State.FAILED]
     if failed:
-        known = {check.host for check in failed} - {ALL}
-        who = f"{len(known)} of {counted(hosts, 'host')}" if known else "the hosts"
+        labels = {check.host for check in failed} - {ALL}
+        who = f"{len(labels)} of {counted(hosts, 'host')}" if labels else "the hosts"
         raise HostError("\n".join([f"preflight: {who} can't take part", *(f"  {line}" for line in lines(failed))]))
 
 
 def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check]:
-    """Return the lines of an error as failed checks; a line ``HOST: text`` is a check of that host."""
-    known, refused = set(labels), []
+    """Return the lines of an error as failed checks. A line ``HOST, HOST: text`` is a check of these hosts.
+
+    ``name``: of the checks. ``labels``: of all hosts. Of an error with several lines, the first one is a heading.
+    """
+    known_labels, failed = set(labels), []
     for line in error.what.splitlines()[1:] or [error.what]:
         who, separator, what = line.strip().partition(": ")
-        hosts = who.split(", ")
-        named = bool(separator) and known.issuperset(hosts)
-        seen = what if named else line.strip()
-        refused += [
-            Check(host, name, State.FAILED, seen, hint=error.hint or "") for host in (hosts if named else [ALL])
-        ]
-    return refused
+        hosts, seen = who.split(", "), what
+        if not separator or not known_labels.issuperset(hosts):
+            hosts, seen = [ALL], line.strip()
+        failed += [Check(host, name, State.FAILED, seen, hint=error.hint or "") for host in hosts]
+    return failed
 
 
 def compared(
@@ -96,15 +97,17 @@ def compared(
 ) -> list[Check]:
     """Check that all hosts have the same value: the most frequent one, on a tie the first host's.
 
-    ``values``: host → its value; hosts with unknown values are left out. ``state``: the state of a host with another
-    value. ``where``: host → text that is shown after its value but not compared.
+    Args:
+        values: host → its value, without hosts whose value is unknown.
+        state: of the check of a host with another value.
+        where: host → text that is shown after its value but not compared.
     """
     if not values:
         return []
     shown = {host: f"{value}{(where or {}).get(host, '')}" for host, value in values.items()}
     wanted = Counter(values.values()).most_common(1)[0][0]
-    having = [host for host, value in values.items() if value == wanted]
-    who = f"as {having[0]} has it" if len(having) == 1 else f"as {len(having)} hosts have it"
+    hosts_with_it = [host for host, value in values.items() if value == wanted]
+    who = f"as {hosts_with_it[0]} has it" if len(hosts_with_it) == 1 else f"as {len(hosts_with_it)} hosts have it"
     return [
         judged(host, name, shown[host], value == wanted, wanted=f"{wanted}, {who}", hint=hint, otherwise=state)
         for host, value in values.items()

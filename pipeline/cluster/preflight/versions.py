@@ -1,6 +1,6 @@
-"""Compare the hosts' Python and libraries with the run's key, and their NCCL, CUDA and driver with each other. Pure.
+"""The checks of the software on the hosts: Python and packages as in the run's key, NCCL, CUDA and driver equal. Pure.
 
-``validation.validate_hosts`` compares the releases of torch.
+Whether the hosts' releases of torch fit together is checked by ``cluster/validation.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.keys import ABSENT, IMAGE
 from pipeline.keys.installed import normal_name
 from trainers.contract.host_facts import HostFacts
 
-# CUDA's major release → its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor versions)
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""CUDA's major release → its oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor versions)."""
 
 
 def checks(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
-    """Compare Python and, if the ranks use GPUs, the GPU software."""
+    """Compare the hosts' Python and, if the ranks use GPUs, the GPU software."""
     install = "install the same version everywhere, or set cluster.python"
     pythons = {fact.host: ".".join(fact.python_version.split(".")[:2]) for fact in facts}
     yield from compared("Python", pythons, state=State.WARNING, hint=install)
@@ -56,46 +56,44 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
 
 
 Versions = Mapping[str, str]
+"""Name of a package (or ``python``, or IMAGE for the container image) → version, as in key.json."""
 
 _COPY_IMAGE = "copy one image to every host (podman save IMAGE | ssh HOST podman load, or docker's)"
-_UNKNOWN = "unknown"  # version of a module that no installed distribution lists among its files
-_UNQUOTED = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # Hydra doesn't take a text with two dots for a number
+_UNKNOWN = "unknown"  # version of a module that no installed package lists among its files
+_UNQUOTED = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # with two dots it is no number for Hydra, so needs no quotes
 
 
 def refuse_different(facts: Sequence[HostFacts], key: Versions, configured: Versions) -> None:
-    """Refuse hosts whose Python or libraries differ from the key, because their weights would differ, too.
+    """Refuse hosts whose Python or packages differ from the key, because their weights would differ too.
 
-    Args:
-        key: name of a distribution (or ``python``) → version, as in key.json.
-        configured: the value of ``cluster.environment``.
-
-    Raises:
-        HostError: lists every difference, and the override that makes the key fit the hosts.
+    ``configured``: the value of ``cluster.environment``. Raises HostError: lists every difference, and the override
+    that makes the key fit the hosts.
     """
-    by_host = {fact.host: differing(fact, key) for fact in facts}
-    different = {host: versions for host, versions in by_host.items() if versions}
-    if not different:
+    differing_by_host = {fact.host: differing(fact, key) for fact in facts}
+    if not any(differing_by_host.values()):
         return
-    rows: dict[str, list[str]] = {}
-    for host, versions in different.items():
-        what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
-        rows.setdefault(what, []).append(host)
-    lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
-    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_fix(by_host, configured))
+    hosts_by_difference: dict[str, list[str]] = {}
+    for host, versions in differing_by_host.items():
+        if versions:
+            what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
+            hosts_by_difference.setdefault(what, []).append(host)
+    lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in hosts_by_difference.items()]
+    hint = _hint_for(differing_by_host, configured)
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=hint)
 
 
 def common_versions(facts: Sequence[HostFacts], key: Versions) -> dict[str, str]:
-    """Return the key's names with the versions of the hosts; a version that no probe reports stays as in the key.
+    """Return the packages of the key with their versions on the hosts; unknown versions stay as in the key.
 
     Raises HostError: the hosts differ.
     """
     by_host = {fact.host: {**key, **differing(fact, key)} for fact in facts}
     (first, wanted), *others = by_host.items()
     rows = [
-        f"  {host}: {name} {there[name]} ({first} has {wanted[name]})"
-        for host, there in others
+        f"  {host}: {name} {versions[name]} ({first} has {wanted[name]})"
+        for host, versions in others
         for name in sorted(key)
-        if there[name] != wanted[name]
+        if versions[name] != wanted[name]
     ]
     if rows:
         hint = "install the same versions everywhere, or cluster.python=<an interpreter that has them>"
@@ -106,50 +104,55 @@ def common_versions(facts: Sequence[HostFacts], key: Versions) -> dict[str, str]
 
 
 def names_to_probe(key: Versions) -> list[str]:
-    """Return the names whose versions a probe reports, including modules that are absent in the key."""
+    """Return the names in the key for which a probe must ask; it reports Python and the image in any case."""
     return [name for name in key if name not in ("python", IMAGE)]
 
 
 def differing(fact: HostFacts, key: Versions) -> dict[str, str]:
-    """Return name → version (or ``absent``) on a host that differs from the key; leave out unknown versions."""
-    installed = {name: _version_on(fact, name) for name in key}
-    return {
-        name: version
-        for name, version in installed.items()
-        if version and _comparable(version) != _comparable(key[name]) and (version != _UNKNOWN or key[name] == ABSENT)
-    }
+    """Return what differs from the key on a host: name → version there (or ABSENT). Unknown versions don't differ."""
+    different = {}
+    for name in key:
+        version = _version_on(fact, name)
+        if not version or _comparable(version) == _comparable(key[name]):
+            continue
+        # a module whose version can't be told differs only from a key in which it is absent
+        if version != _UNKNOWN or key[name] == ABSENT:
+            different[name] = version
+    return different
 
 
 def _version_on(fact: HostFacts, name: str) -> str | None:
-    """Return the version of a distribution, or of the distribution with a module of that name; None: not known."""
+    """Return the version of a package, or of the package with a module of that name; None: not known."""
     if name == "python":
         return fact.python_version
     if name == IMAGE:
         return fact.container and fact.container.digest
     installed = {"torch": fact.torch_version, **fact.packages}
-    return installed.get(normal_name(name)) or (fact.modules.get(name, ABSENT) if fact.modules is not None else None)
+    if version := installed.get(normal_name(name)):
+        return version
+    return fact.modules.get(name, ABSENT) if fact.modules is not None else None
 
 
-def _fix(by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
+def _hint_for(differing_by_host: Mapping[str, dict[str, str]], configured: Versions) -> str:
     """Return the override that makes the key fit the hosts, if all have the same versions; else what to install."""
-    if any(IMAGE in versions for versions in by_host.values()):
+    if any(IMAGE in versions for versions in differing_by_host.values()):
         return f"the same command, if the image has just changed; else {_COPY_IMAGE}"
-    same = len({tuple(sorted(versions.items())) for versions in by_host.values()}) == 1
-    others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
-    if not same:
-        return f"hosts of one run need the same versions: {others}"
-    versions = next(iter(by_host.values()))
+    install = "install the key's versions there, or cluster.python=<an interpreter that has them>"
+    if len({tuple(sorted(versions.items())) for versions in differing_by_host.values()}) > 1:
+        return f"hosts of one run need the same versions: {install}"
+    versions = next(iter(differing_by_host.values()))
     listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**configured, **versions}.items()))
     override = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
-    lacking = [name for name, version in versions.items() if version == ABSENT]
-    but = f" (whose code can do without {', '.join(lacking)})" if lacking else ""
-    return f"{override}, which is the key of a run on such hosts{but}; or {others}"
+    absent = [name for name, version in versions.items() if version == ABSENT]
+    condition = f" (whose code can do without {', '.join(absent)})" if absent else ""
+    return f"{override}, which is the key of a run on such hosts{condition}; or {install}"
 
 
 def _value(version: str) -> str:
+    """Return a version as it is written in an override."""
     return version if _UNQUOTED.fullmatch(version) else hydra_value(version)
 
 
 def _comparable(version: str) -> str:
-    """Return a version without differences of spelling: ``_`` for ``-`` in folder names, 3.12.1+ of a Python build."""
+    """Remove differences that mean nothing: ``_`` for ``-`` (names of folders), the ``+`` of a locally built Python."""
     return version.replace("_", "-").removesuffix("+")

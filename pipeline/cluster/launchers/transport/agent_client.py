@@ -1,6 +1,7 @@
-"""Requests to the agents on all hosts of a cluster at once: how they are made of cluster and plan, and their answers.
+"""Requests to the node agents on all hosts of a cluster at once, and how their content follows from cluster and plan.
 
-What a run claims on its hosts: docs/sharing-hosts.md.
+``AgentLauncher`` uses the ``AgentClient``; the functions below it make the requests. What a run claims on its hosts is
+explained in docs/sharing-hosts.md.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from pipeline.keys import rank_environment
 from pipeline.runs import journal
 from trainers.contract import run_folder
 
-_ANSWER_S = 8.0  # what a short command takes once it is connected
-_CONNECT_AGAIN_S = 5.0  # to a host that has answered before
-_ROWS, _HINTS = 20, 3  # most lines of an error, whose beginning must stay on the screen
-_NAMED = 4  # hosts in a line of progress
+_ANSWER_S = 8.0  # time limit of a short command once it is connected
+_CONNECT_AGAIN_S = 5.0  # time limit for connecting to a host that has answered before
+_ROWS, _HINTS = 20, 3  # at most, of an error, whose beginning must stay on the screen
+_NAMED = 4  # hosts that a line of progress names
 _SLOWEST_BYTES_PER_S = 1e6  # slower transfers are given up
 
 Explain = Callable[[Host, Answer], tuple[str, str | None]]
@@ -50,13 +51,15 @@ Explain = Callable[[Host, Answer], tuple[str, str | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """Files that follow a request: their name for the user who waits, and what appends them as a tar."""
+    """Files that follow a request."""
 
-    name: str
-    append: Callable[[IO[bytes]], None]
+    name: str  # as the user sees it while waiting
+    append: Callable[[IO[bytes]], None]  # writes them to an open file, as a tar
 
 
 class _Transfer(NamedTuple):
+    """The payload that is being sent, for reports of progress."""
+
     name: str
     labels: Sequence[str]
     total_bytes: int  # for each host
@@ -69,7 +72,7 @@ class AgentClient:
     def __init__(self, transport: Transport) -> None:
         self.cluster, self.transport = transport.cluster, transport
         self._transfer: _Transfer | None = None  # the newest payload
-        self._tokens: dict[str, str] = {}  # host label → that of the newest request
+        self._tokens: dict[str, str] = {}  # host label → token of its newest request, which is also in the answers
 
     @property
     def slow_s(self) -> float:
@@ -91,14 +94,14 @@ class AgentClient:
         timeout_s: float | None = None,
         payload: Payload | None = None,
     ) -> dict[str, Answer]:
-        """Send one request to all hosts (or some) at once and return their answers; never raises for a host.
+        """Send one request to all hosts (or some) at once. Returns host label → answer; never raises for a host.
 
-        The request goes into a file without a name: it may hold secrets, and nothing of it stays if this process is
-        killed. ``timeout_s``: without the time for the payload; None: that of a short command.
+        ``timeout_s``: without the time that the payload takes; None: that of a short command.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
         self._tokens |= dict.fromkeys(labels, token)
+        # A file without a name: the request may hold secrets, and nothing of it stays if this process is killed.
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
             stdin.write(message(request._replace(access=self.transport.access), token))
             begin = stdin.tell()
@@ -121,43 +124,50 @@ class AgentClient:
         timeout_s: float | None = None,
         payload: Payload | None = None,
     ) -> dict[str, Answer]:
-        """Send a request that every host must be able to follow; arguments and result as in ``ask``.
+        """Send a request in which no host may fail; arguments and result as in ``ask``.
 
-        Raises HostError that lists the hosts that failed (the first of many) and the fix; ``purpose`` begins it.
+        Raises HostError: lists the hosts that failed (of many the first ones) and the fix; ``purpose`` begins its text.
         """
         answers = self.ask(request, hosts=hosts, timeout_s=timeout_s, payload=payload)
-        rows, hints = self.failures(answers, self._explained)
+        rows, hints = self.failures(answers, self._explain)
         if rows:
             head = f"{purpose}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
             silent = [label for label, answer in answers.items() if answer.value is None]
-            more = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
-            so_on = [f"and so on for {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
-            hint = "; then ".join([*hints[:_HINTS], *so_on])
-            raise HostError("\n".join([head, *rows[:_ROWS], *more]), hint=hint or None, hosts=silent)
+            more_rows = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+            more_hints = [f"and so on for {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
+            hint = "; then ".join([*hints[:_HINTS], *more_hints])
+            raise HostError("\n".join([head, *rows[:_ROWS], *more_rows]), hint=hint or None, hosts=silent)
         return answers
 
-    def _explained(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+    def _explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         why, hint = self.transport.explain(host, answer)
         return why, WHEN_BUSY_HINT if BUSY in (answer.reported_error or "") else hint
 
     def failures(self, answers: Mapping[str, Answer], explain: Explain) -> tuple[list[str], list[str]]:
-        """Return a row for each host that failed, and the fixes: one for all hosts where only their names differ."""
-        rows, hints, others = list[str](), dict[str, str](), defaultdict[str, list[str]](list)
+        """Return (rows, hints): a line for each host that failed, and the fixes.
+
+        Fixes that differ only in the host's name are one hint, which names the other hosts at its end.
+        """
+        rows = list[str]()
+        hints = dict[str, str]()  # the hint with HOST in place of the host's name → the first such hint
+        other_hosts = defaultdict[str, list[str]](list)  # the same → further hosts for which it holds
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
             if answer is None or answer.error is None:
                 continue
             why, hint = explain(host, answer)
             rows.append(f"  {host.label}: {why}")
-            if hint and hints.setdefault(form := hint.replace(host.label, "HOST"), hint) != hint:
-                others[form].append(host.label)
-        same = {form: f", and the same for {first_of(labels, _NAMED)}" for form, labels in others.items()}
+            if hint:
+                form = hint.replace(host.label, "HOST")
+                if hints.setdefault(form, hint) != hint:
+                    other_hosts[form].append(host.label)
+        same = {form: f", and the same for {first_of(labels, _NAMED)}" for form, labels in other_hosts.items()}
         return rows, [f"{hint}{same.get(form, '')}" for form, hint in hints.items()]
 
     def reported_counts(self, labels: Sequence[str]) -> dict[str, int]:
-        """Return host label → the newest count that its agent has reported, for another thread.
+        """Return host label → the newest count in its agent's reports of progress. Callable from any thread.
 
-        That are the bytes of the payload that have arrived, or the distributions that are installed.
+        The agent counts the bytes of the payload that have arrived, or the packages that are installed.
         """
         counts = {}
         for label in labels:
@@ -166,28 +176,31 @@ class AgentClient:
         return counts
 
     def transfer_progress(self) -> str:
-        """Return the progress and mean rate of the newest payload on each host; of many on those furthest behind.
+        """Return the progress and mean rate of the newest payload on each host; '' before any of it has arrived.
 
-        For another thread; '' before any of it has arrived.
+        Of many hosts, only those furthest behind. Callable from any thread.
         """
         transfer = self._transfer
         arrived = self.reported_counts(transfer.labels) if transfer is not None else {}
         if transfer is None or not any(arrived.values()):
             return ""
         seconds, rows = max(time.monotonic() - transfer.began, 1e-3), []
-        is_long = len(transfer.labels) > _NAMED
-        for label in sorted(transfer.labels, key=lambda label: arrived.get(label, 0) if is_long else 0)[:_NAMED]:
+        labels = list(transfer.labels)
+        has_many = len(labels) > _NAMED
+        if has_many:
+            labels = sorted(labels, key=lambda label: arrived.get(label, 0))[:_NAMED]
+        for label in labels:
             mega = arrived.get(label, 0) / 1e6
             rows.append(f"{label} {mega:,.1f} of {transfer.total_bytes / 1e6:,.1f} MB ({mega / seconds:,.1f} MB/s)")
-        if is_long:
-            done = sum(count >= transfer.total_bytes for count in arrived.values())
-            rows[0] = f"{done} of {counted(len(transfer.labels), 'host')} have it; furthest behind {rows[0]}"
+        if has_many:
+            complete = sum(count >= transfer.total_bytes for count in arrived.values())
+            rows[0] = f"{complete} of {counted(len(transfer.labels), 'host')} have it; furthest behind {rows[0]}"
         return f"sending {transfer.name}: {', '.join(rows)}"
 
 
 # --------------------------------------------------------------------------------- requests, made of cluster and plan
-# variables that a host may have set, which then stay
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")
+"""Variables that a plan doesn't set on a host that has them set itself."""
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 
 
@@ -199,7 +212,7 @@ def probe_request(
     gpu_s: float = GPU_S,
     warm: WarmEnvironment | None = None,
 ) -> ProbeRequest:
-    """Return the request for the facts of a host; ``registry`` is the folder there in which agents register."""
+    """Return the request for the facts of a host. ``registry``: the folder there in which agents register."""
     return ProbeRequest(
         workdir=workdir_of(cluster),
         registry=registry,
@@ -222,8 +235,8 @@ def start_request(
 ) -> StartRequest:
     """Return the request that starts a run, with secrets, claims and the rules that mask secrets.
 
-    ``pack_digest``: of the data pack; '': the run needs none. ``registry``: the folder there in which agents register.
-    ``slow_s``: how much longer than usual a login may take.
+    ``pack_digest``: of the data pack; '': the run needs none. ``registry``: as in ``probe_request``. ``slow_s``: how
+    long a slow login may take.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
@@ -248,10 +261,9 @@ def start_request(
 
 
 def job_start_request(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -> StartRequest:
-    """Return the start of a plan without secrets, claims and masking rules, as a scheduler's job gets it.
+    """Return the request that starts a plan in a scheduler's job: without secrets, claims and masking rules.
 
-    ``registry``: the folder there in which agents register. ``keeps_run_dir``: the nodes share the run folder with this
-    computer, so only the agent's own files are removed.
+    ``keeps_run_dir``: the nodes share the run folder with this computer, so only the agent's own files are removed.
     """
     return StartRequest(
         run_key=plan.run_key,
@@ -273,7 +285,7 @@ def job_start_request(plan: LaunchPlan, registry: str, *, keeps_run_dir: bool) -
 
 
 def nodes_of(plan: LaunchPlan, *, keeps_run_dir: bool) -> tuple[NodeStart, ...]:
-    """Return the nodes of a start without what only the start itself needs; every host finds its own part in them."""
+    """Return all nodes of a plan, as later requests about a start contain them; every host finds its own part."""
     return tuple(
         NodeStart(
             host=node.host,
@@ -299,7 +311,7 @@ def resources(host: Host, device: str) -> list[str]:
 
 @cache
 def _group() -> str:
-    """Return the mark of this process, whose runs don't refuse each other: a sweep arranges its trials itself."""
+    """Return an id of this process. Runs of one process never refuse each other: a sweep arranges its trials itself."""
     return secrets.token_hex(8)
 
 

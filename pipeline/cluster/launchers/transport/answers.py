@@ -1,8 +1,8 @@
-"""The output of a host's command: the node agent's lines in it, or why there are none, and the fix. Pure.
+"""Parse the output of a command on a host: the node agent's answer in it, or why there is none, and the fix. Pure.
 
-Strict: a login shell may print anything around the agent's lines, a connection may end in the middle of one, and a file
-of the node may be damaged; none of that may end the thread that reads. Each answer carries the token of its request, so
-nothing else that a host prints is mistaken for one.
+A login shell may print anything around the agent's lines, a connection may end in the middle of a line, and a file of
+the node may be damaged; none of this may end the thread that reads. Each answer contains the token of its request, so
+that nothing else that a host prints is mistaken for an answer.
 """
 
 from __future__ import annotations
@@ -27,39 +27,35 @@ from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import FieldError, Record, from_json
 
 ENDLESS = "its login prints without end"
-"""The beginning of the note of an output that was cut off."""
 LATE = "it hadn't answered after"
-"""The beginning of the note of a command that the time limit ended."""
+"""How ``Output.note`` begins if the output was cut off; if the time limit ended the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The output of the command on one host, and how it ended.
-
-    ``code`` is its exit code; None: it was ended by the time limit or never began, as ``note`` says.
-    """
+    """The output of the command on one host, and how it ended."""
 
     stdout: bytes = b""
     stderr: str = ""
-    code: int | None = 0
+    code: int | None = 0  # exit code; None: the command was ended, or never began, as ``note`` explains
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The agent's JSON (None: there is none), and the output that it came in."""
+    """The agent's answer on one host."""
 
-    value: dict[str, Any] | None
-    output: Output = Output()
+    value: dict[str, Any] | None  # None: the output contains no answer
+    output: Output = Output()  # of the command
 
     @property
     def reported_error(self) -> str | None:
-        """Why the agent could not do what was requested, in its own words; None: it did, or didn't answer."""
+        """Why the agent could not do what was requested, in its words; None: it could, or it didn't answer."""
         error = None if self.value is None else self.value.get("error")
         return None if error is None else str(error)
 
     def record(self, kind: type[Record]) -> Record | None:
-        """Return the answer as a record; None: there is none, or an error. Raises HostError: it has another form."""
+        """Return the answer as a record; None: there is none, or it is an error. Raises HostError: another form."""
         if self.value is None or self.reported_error is not None:
             return None
         try:
@@ -76,18 +72,16 @@ class Answer:
         return self.output.note or (stderr[-1] if stderr else "no answer")
 
 
-_RECEIVED = "received"
+_RECEIVED = "received"  # the field of a report of progress
 _LONGEST = 60  # characters of a wrong value that a message shows
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
 
 
 def parse(line: bytes, token: str) -> dict[str, Any] | None:
-    """Return the JSON object of one answer line; None for every other line, and for one that was cut.
-
-    Text printed before it without an end of line stands in the same line.
-    """
-    _, mark, text = line.rpartition(b"@paceline %s " % token.encode())
-    if not mark:
+    """Return the JSON object of one answer line; None for every other line, and for one that was cut."""
+    # not at the start of the line only: a login may have printed text without an end of line
+    _, prefix, text = line.rpartition(b"@paceline %s " % token.encode())
+    if not prefix:
         return None
     try:
         value = json.loads(text)
@@ -102,7 +96,7 @@ def parse_answer(stdout: bytes, token: str) -> dict[str, Any] | None:
 
 
 def received_bytes(stdout: bytes, token: str) -> int:
-    """Return how many bytes of the payload the agent has reported to have."""
+    """Return how many bytes of the payload have arrived, by the agent's newest report."""
     count = next((value[_RECEIVED] for value in _newest_first(stdout, token) if _RECEIVED in value), 0)
     return count if isinstance(count, int) else 0
 
@@ -114,9 +108,9 @@ def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
 def parse_stream(
     line: bytes, token: str, host: str, now: float
 ) -> Lines | NodeBeat | NodeExamination | NodeExit | NodeLost | None:
-    """Return one line of a live stream; None: it isn't the agent's, or is cut.
+    """Parse one line of a live stream; None: it isn't the agent's, or it is cut.
 
-    ``now``: unix seconds on the controller, to which the times of the node's errors are converted.
+    ``now``: the controller's unix time, by which times of the node's clock are converted.
     """
     value = parse(line, token) if line.endswith(b"\n") else None
     if value is None:
@@ -138,7 +132,7 @@ def parse_stream(
 
 
 def of_host(host: str, examination: NodeExamination) -> NodeExamination:
-    """Return the examination with the host's label here."""
+    """Set the host's label, which the agent doesn't know."""
     return examination._replace(host=host, ranks=tuple(rank._replace(host=host) for rank in examination.ranks))
 
 
@@ -151,12 +145,9 @@ def log_line(host: str, text: str) -> LogLine:
 
 
 def node_end(host: str, end: NodeEnd, clock_correction_s: float) -> NodeExit | NodeLost:
-    """Return a node's end from the agent's exit.json.
-
-    ``clock_correction_s``: added to the node's times to convert them to the controller's clock.
-    """
+    """Return the event for a node's end. ``clock_correction_s``: what the controller's clock is ahead of the node's."""
     reason = _escaped(end.reason)
-    if end.lost or not end.gone:  # something still runs there, so it counts as lost
+    if end.lost or not end.gone:  # not gone: some of its processes still run, so it counts as lost
         return NodeLost(host=host, reason=reason, is_explained=True)
     errors = tuple(
         RankError(
@@ -193,10 +184,10 @@ def host_facts(host: str, value: Mapping[str, Any]) -> HostFacts:
 
 
 # ------------------------------------------------------------------------------- why a host gave no answer, and the fix
-_SSH_FAILED = 255  # ssh's own exit code; remote commands may have it too, so the output must be ssh's as well
+_SSH_FAILED = 255  # ssh's own exit code; remote commands may have it too, so the output is looked at as well
 _UNREACHABLE = re.compile(
     r"(Could not resolve hostname[^\n]*|Connection refused|No route to host|Network is unreachable"
-    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno: a link of Open MPI's
+    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno in parentheses it is Open MPI's message
     re.IGNORECASE,
 )
 _SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
@@ -217,21 +208,23 @@ def explain_over_ssh(
     """Return why a host gave no answer over ssh, with the value seen, and the command that fixes it.
 
     ``connect_s``: how long ssh tried to connect. ``is_setting``: True if that was cluster.connect_timeout_s, False if
-    it was the shorter limit of a host that has answered.
+    it was the shorter limit of a host that has answered before.
     """
     ssh, output = ssh_command(host, ssh_config), answer.output
     if answer.reported_error is not None:
         return agent_error(answer.reported_error, ssh)
-    slow = f"cluster.connect_timeout_s={3 * connect_s:g} if it is only slow, or {ssh} true" if is_setting else None
+    slow_hint = f"{ssh} true"
+    if is_setting:
+        slow_hint = f"cluster.connect_timeout_s={3 * connect_s:g} if it is only slow, or {ssh} true"
     if output.code is None and output.note.startswith(LATE):
         setting = f" (cluster.connect_timeout_s={connect_s:g} and some for the answer)" if is_setting else ""
-        return f"{output.note}{setting}{quoted(output, host.secrets.values())}", slow or f"{ssh} true"
+        return f"{output.note}{setting}{quoted(output, host.secrets.values())}", slow_hint
     if output.code == _SSH_FAILED:
         if error := ssh_error(host, output, ssh_config):
             return error
         if late := _SLOW.findall(output.stderr):
             setting = " (cluster.connect_timeout_s)" if is_setting else ""
-            return f"unreachable: {LATE} {connect_s:g} s{setting}: {late[-1]}", slow or f"{ssh} true"
+            return f"unreachable: {LATE} {connect_s:g} s{setting}: {late[-1]}", slow_hint
     return interpreter_error(host, output, ssh) or _login_error(host, output, ssh)
 
 
@@ -241,11 +234,12 @@ def agent_error(error: str, ssh: str) -> tuple[str, str]:
         return error, f"{ssh} df -h, or cluster.workdir=/path/to/a/folder/there"
     if "set cluster.workdir" in error:
         return error, "cluster.workdir=/path/to/a/folder/there"
-    for mark, command in ((THERE, "{ssh} -t {quoted}"), (HERE, "{text}")):
-        what, separator, text = error.rpartition(mark)
-        if separator:
-            return what, command.format(ssh=ssh, quoted=shlex.quote(text), text=text)
-    return error[-600:], f"{ssh} true"
+    # behind one of these marks the agent's error names a command to type on the host, or here
+    what, separator, command = error.rpartition(THERE)
+    if separator:
+        return what, f"{ssh} -t {shlex.quote(command)}"
+    what, separator, command = error.rpartition(HERE)
+    return (what, command) if separator else (error[-600:], f"{ssh} true")
 
 
 def ssh_command(host: Host, ssh_config: str | None) -> str:
@@ -262,10 +256,11 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
     """Return why ssh could not connect, and the fix; None: the output isn't ssh's."""
     ssh, stderr = ssh_command(host, ssh_config), output.stderr
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        where = _OFFENDING.search(stderr)
-        file = f" -f {shlex.quote(where[1])}" if where else ""
-        name = f"[{host.name}]:{host.port}" if host.port and host.port != 22 else host.name  # as known_hosts has it
-        if changed := _CHANGED.search(stderr):  # for an alias of ~/.ssh/config known_hosts has its HostName
+        offending = _OFFENDING.search(stderr)
+        file = f" -f {shlex.quote(offending[1])}" if offending else ""
+        # the host's name in known_hosts: ssh prints it, and for an alias of ~/.ssh/config it is the HostName
+        name = f"[{host.name}]:{host.port}" if host.port and host.port != 22 else host.name
+        if changed := _CHANGED.search(stderr):
             name = changed[1]
         return (
             "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
@@ -288,8 +283,9 @@ def ssh_error(host: Host, output: Output, ssh_config: str | None) -> tuple[str, 
         )
     if not (unreachable := _UNREACHABLE.findall(stderr)):
         return None
-    more = quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # perhaps a ProxyCommand's
-    return f"unreachable: {unreachable[-1].strip()}{more}", f"{ssh} true"
+    # a connection may have been closed because a ProxyCommand failed, which then has printed why
+    quotation = quoted(output) if unreachable[-1].startswith("Connection closed") else ""
+    return f"unreachable: {unreachable[-1].strip()}{quotation}", f"{ssh} true"
 
 
 # ---------------------------------------------------------------------------------------------- the output of a login
@@ -299,10 +295,12 @@ def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     if output.note.startswith(ENDLESS):
         return output.note + quotation, f"{ssh} true; see {_START_FILES}"
     text = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
-    if re.search(f"(?m)^{TAKEN_FOR_COMMANDS}", text):  # at the start of a line, as a login may print what was sent
+    # The beginning of stdin (payload._PREAMBLE) is a shell command that prints this text. A shell has executed it:
+    if re.search(f"(?m)^{TAKEN_FOR_COMMANDS}", text):
         what = "a start file of its login puts another shell in the place of the login shell, also where nobody types"
         return what + quotation, f"write it as `[[ $- == *i* ]] && exec zsh` in {_START_FILES}"
-    if re.search(f"(?m)^echo {TAKEN_FOR_COMMANDS}", text):  # all that was sent; the rest of it is compressed
+    # or a program has only printed the command
+    if re.search(f"(?m)^echo {TAKEN_FOR_COMMANDS}", text):
         what = "a start file of its login puts a program in its place that prints what it reads (`exec cat`)"
         return what, f"let it run only where somebody types (`[[ $- == *i* ]]`): see {_START_FILES}"
     if re.search(f"(?m)^{NO_PROGRAM}", text):
@@ -318,7 +316,7 @@ def _login_error(host: Host, output: Output, ssh: str) -> tuple[str, str]:
 
 
 def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:
-    """Return why the host's Python can't run the agent (too old, absent, not executable); None: it doesn't say."""
+    """Return why the host's Python can't run the agent (too old, absent, not executable); None: another reason."""
     if error := too_old(output):
         return error
     value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
@@ -327,14 +325,15 @@ def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] |
             f"no such interpreter there: cluster.python={value}{absent[1]}; its login has PATH={absent[2]}",
             f"{_OTHER_PYTHON}, or install Python there ({ssh} ls /usr/bin/python3), or fix PATH in {_START_FILES}",
         )
-    refused = re.search(r"^sh: .*\bexec: (.*)$", output.stderr, re.MULTILINE)  # start files have another name than sh
+    # an error of /bin/sh itself; one in a login's start file begins with that file's name
+    refused = re.search(r"^sh: .*\bexec: (.*)$", output.stderr, re.MULTILINE)
     if output.code in (126, 127) and refused and "restricted" not in refused[1]:
         return f"its interpreter can't be run: cluster.python={value}: {refused[1]}", _OTHER_PYTHON
     return None
 
 
 def too_old(output: Output) -> tuple[str, str] | None:
-    """Return that the interpreter is too old for the node agent, as BOOTSTRAP reports; None: it is not."""
+    """Return the error if BOOTSTRAP has reported that the interpreter is too old for the node agent; None if not."""
     version = _TOO_OLD.search(output.stderr)
     if version is None:
         return None

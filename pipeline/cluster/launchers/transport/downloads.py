@@ -1,7 +1,7 @@
-"""Outputs of a node, fetched into the controller's run folder: one tar, verified, then renamed.
+"""Fetch the outputs of a node into the controller's run folder, for hosts that don't share it.
 
-The host isn't trusted: only plain files are taken whose names were requested, and they are put where no link leads out
-of the run folder.
+The agent sends one tar. Its files are extracted beside the run's own, verified, and then renamed into place. The host
+isn't trusted: only plain files with requested names are taken, and no link may lead them out of the run folder.
 """
 
 from __future__ import annotations
@@ -37,47 +37,44 @@ from pipeline.runs.checkpoints import READ_ERRORS, read_verified
 from trainers.contract import run_folder
 from trainers.contract.records import from_json
 
-SILENT_S = 10.0  # of a connection, which is then replaced
-_AT_ONCE = 8  # hosts at a time
-_OF_THIS_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}
-_BROKEN = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)  # errors of the connection, not of the files
+SILENT_S = 10.0  # a connection that is silent for longer is replaced
+_AT_ONCE = 8  # hosts from which files are fetched at the same time
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO}  # of this computer
+_CONNECTION_ERRORS = (ConnectionError, TimeoutError, EOFError, tarfile.ReadError)
 _FAILURES = (OSError, PacelineError, *tars.DAMAGE)  # what ``_extract`` raises
-_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # names that this computer's file system doesn't accept
-_SHOWN = 10  # files that a host could not send
-_LOOK_S = 0.5
+_NAME_ERRORS = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}  # this computer's file system doesn't accept the name
+_SHOWN = 10  # files that a note names
+_WAIT_S = 0.5  # for the end of a child, whose stderr is then complete
 _MOST_BYTES = 1 << 42  # of one answer
 _LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A node whose files are fetched.
-
-    ``node``: its part of the start, and with ``access`` what the agent needs to find that.
-    """
+    """A node whose files are fetched."""
 
     connection: Connection
-    node: NodeStart
-    access: Access
+    node: NodeStart  # its part of the start
+    access: Access  # by which the agent finds which part is its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """The result of a fetch: whether all requested files came, or are still on the node; and lines for the user."""
+    """The result of a fetch."""
 
-    is_complete: bool
-    notes: tuple[str, ...] = ()
+    is_complete: bool  # False: the files are still on the node
+    notes: tuple[str, ...] = ()  # lines for the user
 
 
 def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TRAINING_OUTPUTS) -> Received:
-    """Fetch a node's files and put them into ``run_dir``; those of nodes other than the first into ``nodes/RANK``.
+    """Fetch a node's files into ``run_dir``; those of nodes other than the first one into ``nodes/RANK`` in it.
 
     Args:
-        final: the attempt has ended well; else only what a later attempt resumes from is fetched.
+        final: the attempt has ended well; else only the files are fetched from which a later attempt resumes.
 
     Raises:
-        TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
-        OSError: unless ``final``: ``run_dir`` can't be written.
+        TrainingError: with ``final``: nothing came, a digest differs, or a needed file is missing.
+        OSError: without ``final``: ``run_dir`` can't be written.
     """
     host, rank = source.connection.host, source.node.node_rank
     request = _request(source, outputs, final=final)
@@ -92,15 +89,17 @@ def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TR
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
         target = run_dir / run_folder.NODES / str(rank) if rank else run_dir
-        # where the host could not send all, what is here of it stays: it may be the only copy
-        for name in outputs.whole if outputs.until_s is None and not answer.trailer.unsent else ():
-            _refuse_links(run_dir, target / name)
-            _drop_others(target / name, temporary / name)
-        received = _settle(temporary, run_dir, target, needed[-1] if needed else "")
+        # A file that the host no longer has is deleted here too, unless the host didn't send everything: then the file
+        # here may be the only copy.
+        if outputs.until_s is None and not answer.trailer.unsent:
+            for name in outputs.whole:
+                _refuse_links(run_dir, target / name)
+                _drop_others(target / name, temporary / name)
+        received = _move_into_place(temporary, run_dir, target, needed[-1] if needed else "")
         if not outputs.whole:
             _drop_older(run_dir, received)
     except _FAILURES as error:
-        _refuse(error, host, run_dir, final=final)
+        _raise_if_final(error, host, run_dir, final=final)
         return Received(is_complete=False)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -108,9 +107,9 @@ def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TR
 
 
 def receive_others(plan: LaunchPlan, sources: Mapping[str, Source], run_dir: Path, *, final: bool) -> list[str]:
-    """Fetch the own files of all nodes but the first. Return notes, also on the nodes whose files didn't come.
+    """Fetch the files that each node but the first has written. Returns notes, also about nodes that failed.
 
-    ``sources``: by host label, of the hosts that can be reached.
+    ``sources``: host label → source, of the hosts that can be reached.
     """
     outputs = dataclasses.replace(
         plan.outputs, resume=plan.outputs.others, final=plan.outputs.others, needed=(), pruned=None
@@ -132,13 +131,13 @@ def receive_others(plan: LaunchPlan, sources: Mapping[str, Source], run_dir: Pat
     return notes
 
 
-def _refuse(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
-    """Raise what ``receive`` raises, unless the files can be fetched later."""
-    if final and isinstance(error, _BROKEN):
+def _raise_if_final(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
+    """Raise what ``receive`` raises for a failed fetch; return if a later fetch may succeed."""
+    if final and isinstance(error, _CONNECTION_ERRORS):
         hint = f"the same command once {host} answers; it fetches them, and nothing is trained again"
         what = f"{host} ended well, but its outputs could not be collected yet: {error}"
         raise TrainingError(what, hint=hint, cause="outputs") from error
-    if isinstance(error, OSError) and error.errno in _OF_THIS_DISK:
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         if not final:
             raise error
         what = f"{host} ended well, but its outputs can't be written here yet: {os_reason(error)}"
@@ -162,12 +161,14 @@ def _request(source: Source, outputs: Outputs, *, final: bool) -> CollectRequest
             limit_bytes=outputs.limit_bytes,
             stamps_file=f"{run_folder.WORK}/node{rank}/{run_folder.GIVEN}",
         )
-    if rank and outputs.until_s is not None:  # by its own clock
+    # until_s is a time of rank 0's clock; another node takes what its own clock says is old enough
+    if rank and outputs.until_s is not None:
         request = request._replace(until_s=None, settled_s=SETTLED_S)
     return request
 
 
 def _notes(host: str, answer: _TarAnswer, request: CollectRequest, outputs: Outputs) -> list[str]:
+    """Return lines for the user about files that stayed on the host."""
     (node,), notes = request.nodes, []
     if answer.head.too_large_bytes is not None and request.limit_bytes is not None:
         limit_gib = request.limit_bytes / (1 << 30)
@@ -201,19 +202,22 @@ def _drop_damaged(folder: Path) -> list[str]:
     return damaged
 
 
-def _drop_others(here: Path, received: Path) -> None:
-    """Remove what the node no longer has; nothing where it sent no such folder."""
+def _drop_others(folder: Path, received: Path) -> None:
+    """Remove from ``folder`` what the node no longer has; nothing if the node sent no such folder."""
     if received.is_dir():
-        for path in sorted(here.rglob("*"), reverse=True):
-            if not os.path.lexists(received / path.relative_to(here)):
+        for path in sorted(folder.rglob("*"), reverse=True):  # files before the folder that they are in
+            if not os.path.lexists(received / path.relative_to(folder)):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]:
-    """Rename all files into ``here``, ``last`` as the last, and return their names. Raises UnfitError for links."""
+def _move_into_place(temporary: Path, run_dir: Path, folder: Path, last: str) -> list[Path]:
+    """Rename all files into ``folder``, the one named ``last`` after all others. Returns their names.
+
+    Raises UnfitError: there is a link on the way.
+    """
     received = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(received, key=lambda name: str(name) == last):
-        target = here / name
+        target = folder / name
         _refuse_links(run_dir, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
@@ -221,7 +225,7 @@ def _settle(temporary: Path, run_dir: Path, here: Path, last: str) -> list[Path]
 
 
 def _refuse_links(run_dir: Path, folder: Path) -> None:
-    """Raise UnfitError if a link lies between the run folder and ``folder``, as other files would be overwritten."""
+    """Raise UnfitError if a link on the way from the run folder to ``folder`` would lead to other files."""
     for parent in (folder, *folder.parents):
         if parent == run_dir:
             return
@@ -230,28 +234,28 @@ def _refuse_links(run_dir: Path, folder: Path) -> None:
 
 
 def _drop_older(run_dir: Path, received: list[Path]) -> None:
-    """Remove older checkpoints that the node dropped, once a newer one is here."""
+    """Remove checkpoints that the node has pruned, if a newer one was received."""
     if any(name.match("checkpoints/step-*.pt") for name in received):
         checkpoints = run_dir / run_folder.CHECKPOINTS
         for old in checkpoints.glob("step-*"):
             if old.relative_to(run_dir) not in received:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()  # what was set aside may be a folder
+                shutil.rmtree(old) if old.is_dir() else old.unlink()  # a damaged one, set aside, may be a folder
 
 
 # ----------------------------------------------------------------------------- the answer: a tar between two lines
 @dataclass(frozen=True, kw_only=True)
 class _TarAnswer:
-    """What a node answered besides its files; ``unwritable``: those with names that this computer doesn't accept."""
+    """What a node answered in addition to its files."""
 
     head: TarHead
     trailer: TarTrailer
-    unwritable: tuple[str, ...]
+    unwritable: tuple[str, ...]  # files with names that this computer doesn't accept, and why
 
 
 def _extract(connection: Connection, request: CollectRequest, folder: Path) -> _TarAnswer:
-    """Extract the files that a node sends into ``folder``; a connection that breaks or is silent is tried once more.
+    """Extract the files that a node sends into ``folder``; try once more if the connection breaks or is silent.
 
-    Raises ``_FAILURES``: nothing, or not everything, came; or something that wasn't requested.
+    Raises ``_FAILURES``: files are missing, or something came that wasn't requested.
     """
     silent_s = SILENT_S + connection.slow_s
     try:
@@ -275,7 +279,7 @@ def _extract_once(argv: list[str], request: CollectRequest, folder: Path, silent
         head = _next_answer(pipe, token, "tar")
         if head is None:
             raise ConnectionError(_last_words(child))
-        unwritable = tuple(_written(pipe, [*request.patterns, *request.work_patterns], folder))
+        unwritable = tuple(_write_files(pipe, [*request.patterns, *request.work_patterns], folder))
         trailer = _next_answer(pipe, token, "trailer")
         if trailer is None:
             raise ConnectionError(f"its answer broke off behind the tar: {_last_words(child)}")
@@ -288,7 +292,7 @@ def _extract_once(argv: list[str], request: CollectRequest, folder: Path, silent
 
 
 def _next_answer(pipe: _Pipe, token: str, name: str) -> Any:
-    """Return what the agent's next line with that name holds; None: the answer ends before.
+    """Return the content of the agent's next line of this name; None: the answer ends before it.
 
     Raises PacelineError: the agent reports an error.
     """
@@ -301,38 +305,41 @@ def _next_answer(pipe: _Pipe, token: str, name: str) -> Any:
     return None
 
 
-def _written(pipe: _Pipe, patterns: list[str], folder: Path) -> Iterator[str]:
-    """Write the files of a tar into ``folder``; yield those that can't be written here, with the reason.
+def _write_files(pipe: _Pipe, patterns: list[str], folder: Path) -> Iterator[str]:
+    """Write the files of a tar into ``folder``; yield names that this computer doesn't accept, with the reason.
 
     Raises UnfitError: no pattern matches a file.
     """
     for member in tars.members(pipe, most_bytes=_MOST_BYTES):
-        if not any(_fits(member.name.split("/"), pattern.split("/"), member) for pattern in patterns):
+        if not any(_matches(member.name.split("/"), pattern.split("/"), member) for pattern in patterns):
             raise tars.UnfitError(f"it sent {member.name[:200]!r}, which it was not asked for")
         try:
             member.write(folder)
         except OSError as error:
-            if error.errno not in _NAMES:
+            if error.errno not in _NAME_ERRORS:
                 raise
             yield f"{member.name[:200]!r} ({error.strerror})"
 
 
-def _fits(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
-    """True if a pattern matches the file, a folder that contains it, or a folder on the way to it."""
+def _matches(parts: list[str], pattern: list[str], member: tars.Member) -> bool:
+    """Return True if a pattern allows the member: the file itself, a file in a folder that it names, or a folder above.
+
+    ``parts`` and ``pattern``: what remains of both paths, divided at their slashes.
+    """
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_fits(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
+        return any(_matches(parts[at:], pattern[1:], member) for at in range(len(parts) + 1))
     if not parts:
         return member.is_folder
     if not fnmatchcase(parts[0], pattern[0]):
         return False
-    # the name of a folder stands for all that lies in it
-    return (pattern[1:] == [] and "*" not in pattern[0]) or _fits(parts[1:], pattern[1:], member)
+    names_a_folder = pattern[1:] == [] and "*" not in pattern[0]  # and so all files in it
+    return names_a_folder or _matches(parts[1:], pattern[1:], member)
 
 
 class _Pipe:
-    """A child's output; the time limit is for the silence between two pieces."""
+    """A child's output. Its time limit is for a silence, not for the whole output."""
 
     def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
         self._child, self._pipe, self._silent_s = child, pipe, silent_s
@@ -360,10 +367,11 @@ class _Pipe:
 
 
 def _last_words(child: Popen[bytes]) -> str:
+    """Return the end of the child's stderr."""
     with contextlib.suppress(TimeoutExpired):
-        child.wait(timeout=_LOOK_S)
-    text = b""
+        child.wait(timeout=_WAIT_S)
+    stderr = b""
     if child.stderr is not None:
-        os.set_blocking(child.stderr.fileno(), False)
-        text = child.stderr.read() or b""
-    return text.decode(errors="replace").strip()[-400:] or "no answer"
+        os.set_blocking(child.stderr.fileno(), False)  # a child of the child may keep the pipe open
+        stderr = child.stderr.read() or b""
+    return stderr.decode(errors="replace").strip()[-400:] or "no answer"

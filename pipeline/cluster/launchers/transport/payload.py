@@ -1,4 +1,8 @@
-"""The standard input of every remote command: the agent's modules, one request, and files for some requests."""
+"""What is sent to a host: the constant remote command, and its standard input.
+
+The standard input consists of the agent's modules, one request, and for some requests a tar of files. So nothing needs
+to be installed on the host, and no value of a request is seen by a remote shell.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +38,12 @@ BOOTSTRAP = (
 )
 """The constant program of every remote command: it reads the agent's source, then the request, from stdin.
 
-Any Python since 2.7 can compile it, so that one which is too old can say so. It removes the working directory from
-sys.path first, or a stray ``json.py`` in a home would be imported. Interpreters run it with ``-E``, because a shell's
-PYTHON… variables don't reach the ranks and so must not change the probe."""
+Any Python since 2.7 can compile it, so that a Python which is too old can report that. It first removes the working
+directory from sys.path, or a file ``json.py`` in a home would be imported. Interpreters run it with ``-E``: PYTHON…
+variables of a shell don't reach the ranks and so must not change what the probe finds."""
 
-# Runs the first interpreter that exists; uses no other program, as PATH may be wrong. "~/" is the host's home.
-# At the end stdin is read to its end: mpirun's daemon breaks if nobody takes what it has, and its message is lost.
+# A shell script that runs the first interpreter that exists. It uses no other program, as PATH may be wrong; "~/" is
+# the host's home. If it finds none, it reads stdin to its end: else mpirun's daemon breaks, and this error is lost.
 _FIND_PYTHON = (
     'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
     'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
@@ -49,18 +53,18 @@ _FIND_PYTHON = (
 )
 
 _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
-"""Text that BOOTSTRAP skips. The empty lines answer a login script that reads (``read``); the command ends a shell that
-a login script has started in its own place (``exec zsh``)."""
+"""Text before the agent, which BOOTSTRAP skips. If a login script reads input (``read``), it gets the empty lines. If
+it has replaced itself by a shell (``exec zsh``), that shell executes the command, which reports this and ends it."""
 
 
 def agent_argv(python: str | None) -> list[str]:
-    """Return the command of an agent on another host. Default interpreter: the controller's, else python3."""
+    """Return the command that starts an agent on another host. ``python`` None: the controller's path, else python3."""
     candidates = [python] if python else [sys.executable, "python3"]
     return ["/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates]
 
 
 def module_texts() -> dict[str, str]:
-    """Return full name on a host → text, for all modules that may travel there."""
+    """Return module name → source text, for all modules that may travel to a host."""
     folders = {PACKAGE: Path(agent.__file__).parent, CONTRACT: Path(contract.__file__).parent}
     names = {
         ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path.read_text(
@@ -74,22 +78,19 @@ def module_texts() -> dict[str, str]:
 
 
 def new_token() -> str:
-    """Return the mark for the answers to one request, which only a reader of the request can know."""
+    """Return a random text for one request and its answers; only who has read the request can know it."""
     return secrets.token_hex(8)
 
 
 def message(request: Request, token: str) -> bytes:
-    """Return the stdin of BOOTSTRAP: length and modules, length and request; a tar may follow.
-
-    Both are compressed, as a request holds the parts of all nodes, which hardly differ.
-    """
+    """Return the stdin of BOOTSTRAP: length and modules, then length and request, both compressed; a tar may follow."""
     packed = zlib.compress(encode(request, token))
     return opening() + b"%d\n%s" % (len(packed), packed)
 
 
 @cache
 def opening() -> bytes:
-    """Return the part of a message before its request: the preamble, then the compressed agent, its length in front.
+    """Return the beginning of every message: the preamble, the length of the compressed agent, and the agent.
 
     The agent is the loader's text, a zero byte, and the texts of its modules as JSON.
     """
@@ -107,17 +108,17 @@ def append(stdin: IO[bytes], source: Path, name: str) -> None:
 
 
 def append_run(stdin: IO[bytes], run_dir: Path) -> None:
-    """Append the run as a node needs it: code, config, and what an attempt resumes from."""
+    """Append the run as a node needs it: code, config, and the files from which an attempt resumes."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
-        for path, name in _staged(run_dir):
+        for path, name in _files_to_send(run_dir):
             archive.add(path, arcname=name, filter=lambda member: None if "__pycache__" in member.name else member)
 
 
-def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what earlier attempts of a script left, with its name on the host.
+def _script_files(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (path here, name on the host) of what earlier attempts of a script left.
 
-    Checkpoints and working directories go to every node, and each process reads its part. What one node alone gets lies
-    in ``carried/NODE_RANK``, from where trainers/script/workdir.py takes it.
+    Every node gets all checkpoints and working directories. What one node alone needs comes into ``carried/NODE_RANK``,
+    from where trainers/script/workdir.py takes it.
     """
     for name in ("checkpoints", "work", run_folder.METRICS):
         yield run_dir / name, name
@@ -126,15 +127,16 @@ def _of_script(run_dir: Path) -> Iterator[tuple[Path, str]]:
         yield node, f"{run_folder.CARRIED}/{node.name}"
 
 
-def _staged(run_dir: Path) -> Iterable[tuple[Path, str]]:
+def _files_to_send(run_dir: Path) -> Iterable[tuple[Path, str]]:
+    """Yield (path here, name on the host) of all files and folders that a node needs for an attempt."""
     for name in ("code", run_folder.CONFIG, run_folder.ATTEMPT_IDS):
         yield run_dir / name, name
     if (run_dir / run_folder.INITIAL_WEIGHTS).exists():
         yield run_dir / run_folder.INITIAL_WEIGHTS, run_folder.INITIAL_WEIGHTS
     if programs.of_run(run_dir).starts_torchrun:
-        yield from ((path, name) for path, name in _of_script(run_dir) if path.exists())
+        yield from ((path, name) for path, name in _script_files(run_dir) if path.exists())
         return
-    checkpoints = sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"))[-1:]
-    for checkpoint in checkpoints:
+    newest = sorted((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"))[-1:]
+    for checkpoint in newest:
         for path in (checkpoint, checkpoint.with_suffix(".json"), run_dir / run_folder.METRICS):
             yield path, str(path.relative_to(run_dir))
