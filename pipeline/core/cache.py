@@ -26,10 +26,7 @@ def remember_in(root: Path, runs_dir: Path) -> None:
 
 
 class Cache:
-    """The cache entries of one kind, in ``.paceline/<kind>.json`` of the project or of ``remember_in``.
-
-    Beyond ``most`` entries the oldest are dropped.
-    """
+    """The cache entries of one kind, in ``.paceline/<kind>.json``; beyond ``most`` entries the oldest are dropped."""
 
     def __init__(self, root: Path, kind: str, *, most: int) -> None:
         self._path = _parents.get(root, root) / FOLDER / f"{kind}.json"
@@ -61,10 +58,7 @@ def _head(lines: str) -> str:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
-    """Read the file, once per version (mtime, size, inode). Callers must not modify the result.
-
-    Raises OSError, ValueError.
-    """
+    """Read one version of the file; callers must not modify the result. Raises OSError, ValueError."""
     head, _, lines = path.read_text(encoding="utf-8").partition("\n")
     if head != _head(lines):
         return {}

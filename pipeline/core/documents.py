@@ -67,10 +67,7 @@ def _is_too_deep(data: bytes) -> bool:
 
 
 def content(path: Path) -> bytes:
-    """Read a regular file; return no bytes for a pipe or a device.
-
-    Raises OSError, DamagedError: a directory, or a file far too large.
-    """
+    """Read a regular file; return b"" for a pipe or device. Raises OSError, DamagedError: a folder, or too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe must not block
     try:
         status = os.fstat(descriptor)
@@ -113,10 +110,7 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read an object and remove its seal.
-
-    Raises DamagedError (UnsealedError if there is no seal), FileNotFoundError, OSError.
-    """
+    """Read an object and remove its seal. Raises DamagedError (UnsealedError: no seal), FileNotFoundError, OSError."""
     return open_sealed(content(path))
 
 

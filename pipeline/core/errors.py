@@ -36,10 +36,7 @@ class DataError(PacelineError):
 
 
 class HostError(PacelineError):
-    """One or more hosts can't take part. The text names each host with the value seen.
-
-    ``hosts`` are their labels, if all of them are known.
-    """
+    """One or more hosts can't take part; the text names each. ``hosts`` are their labels, if all of them are known."""
 
     def __init__(self, what: str, *, hint: str | None = None, hosts: Sequence[str] = ()) -> None:
         super().__init__(what, hint=hint)
@@ -100,10 +97,7 @@ def os_reason(error: OSError) -> str:
 
 
 def nearest(word: str, options: Iterable[str], likeness: float = 0.5) -> str | None:
-    """Return the option most similar to ``word``, or None if none is similar.
-
-    ``likeness`` is difflib's lower limit of similarity, from 0 to 1. Upper and lower case count as equal.
-    """
+    """Return the option most similar to ``word``; None if none is. ``likeness``: difflib's lower limit, from 0 to 1."""
     candidates = list(options)
     same = [option for option in candidates if option.casefold() == word.casefold()]
     matches = same or difflib.get_close_matches(word, candidates, n=1, cutoff=likeness)

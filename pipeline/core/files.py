@@ -101,9 +101,8 @@ def expanded(path: str, option: str) -> Path:
 def replaceable_path(path: Path, option: str) -> Path:
     """Check that the output file ``path``, which the user named by ``option``, may be written, and return it.
 
-    An atomic write would otherwise replace a device, pipe or link by a file, and create a misspelt folder.
-
-    Raises UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
+    An atomic write would otherwise replace a device, pipe or link by a file, and create a misspelt folder. Raises
+    UsageError: the path exists and isn't a regular file, or its folder doesn't exist.
     """
     if not os.path.isdir(path.parent):  # noqa: PTH112  (False also without permission)
         raise UsageError(

@@ -44,8 +44,7 @@ class FileLock:
     def wait(self, *, timeout_s: float = math.inf, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Take the lock as soon as it is free, calling ``meanwhile`` about ten times a second.
 
-        Raises TimeoutError: another process held the lock for ``timeout_s``; OSError: the file can't be created or
-        opened.
+        Raises TimeoutError: another process held it for ``timeout_s``; OSError: the file can't be created or opened.
         """
         until = time.monotonic() + timeout_s
         while not self.take():

@@ -54,10 +54,7 @@ def without_secret_names(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams on /dev/null.
-
-    Otherwise the next file that is opened gets a standard stream's number, and with it the output of children.
-    """
+    """Open closed standard streams on /dev/null: else the next opened file gets their number and children's output."""
     # open() returns the lowest free number: above 2 all three standard streams exist
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -83,8 +80,7 @@ class OutputError(OSError):
 class _Masked:
     """A stream that masks secrets in written text and delegates everything else.
 
-    Write errors go to the handler of ``on_lost_output``, or are raised. Those of stderr (``is_last``) are dropped:
-    nowhere is left to report them.
+    Write errors go to the handler of ``on_lost_output``, or are raised; but those of stderr (``is_last``) are dropped.
     """
 
     def __init__(self, stream: TextIO, *, is_last: bool = False) -> None:
@@ -105,7 +101,7 @@ class _Masked:
         try:
             call()
         except OSError as error:
-            if self._is_last:
+            if self._is_last:  # nowhere is left to report it
                 silence(2)
                 return
             reason = error if isinstance(error, BrokenPipeError) else OutputError(error.errno, error.strerror)

@@ -57,10 +57,7 @@ class Options:
             raise self._unknown(name) from None
 
     def settings(self, name: str) -> type[Any]:
-        """Return the settings class of an option, evaluated once per process.
-
-        Raises UsageError: no such option, or its settings depend on the rest of its module.
-        """
+        """Return an option's settings class. Raises UsageError: no such option, or its settings can't be read."""
         if name not in self._classes:
             self._classes[name] = self._read_settings(name)
         return self._classes[name]
@@ -106,8 +103,7 @@ def source_of_installed(module: str) -> Path | None:
 def _extract_settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
     """Extract the settings class with the imports and constants that it may use; None if there is none.
 
-    Raises SyntaxError: the module can't be parsed; ValueError: there are two such classes, or the class is no
-    dataclass.
+    Raises SyntaxError; ValueError: there are two such classes, or the class is no dataclass.
     """
     tree = ast.parse(source)
     base_lists = [[base.__name__] for base in bases]  # a settings class has exactly one base, one of these
@@ -151,10 +147,8 @@ def _is_literal(value: ast.expr) -> bool:
 
 
 def _execute(tree: ast.Module, module: str, path: str) -> type[Any]:
-    """Execute the extracted statements and return the settings class.
-
-    Its annotations are evaluated at once: a deferred one would be looked up in the module, which is never imported.
-    """
+    """Execute the extracted statements and return the settings class."""
+    # dont_inherit: deferred annotations would be looked up in the option's module, which is never imported
     space: dict[str, Any] = {"__name__": module}
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)

@@ -109,10 +109,8 @@ def hydra_value(text: str) -> str:
 
 
 def hydra_quoted(text: str) -> str:
-    """Quote any text for Hydra in single quotes, with ``${`` escaped.
-
-    Inside single quotes Hydra treats backslashes as escapes only in front of a quote.
-    """
+    """Quote any text for Hydra in single quotes, with ``${`` escaped."""
+    # inside single quotes Hydra takes backslashes for escapes only in front of a quote
     literal = _INTERPOLATION.sub(lambda match: f"{match[1] * 2}\\${{", text)
     return "'" + _BEFORE_QUOTE.sub(lambda match: match[1] * 2 + ("\\'" if match[2] else ""), literal) + "'"
 

@@ -63,12 +63,9 @@ SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")  # an address with its qu
 
 
 class Secret(str):
-    """A configuration text that is secret whatever its field is called, as it contains ``${oc.env:API_TOKEN}``.
+    """A configuration text that is secret whatever its field is called, as it contains ``${oc.env:API_TOKEN}``."""
 
-    ``parts`` are the values of such variables in it.
-    """
-
-    parts: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()  # the values of such variables in it
 
 
 # ---------------------------------------------------------------------------------------- names and texts

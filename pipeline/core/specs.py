@@ -46,10 +46,7 @@ _SEPARATORS = frozenset("@/#[]")  # of pssh's host file and of paths
 def unfit_name(host: Host) -> str | None:
     """Explain why ssh and pssh can't use the host's name or user, as words that follow the value; None if they can."""
     # each row: what is checked, its value, characters refused there alone, the most characters
-    for kind, name, refused_here, longest in (
-        ("host", host.name, "$\\,", 253),
-        ("user", host.user or "user", "", 64),
-    ):
+    for kind, name, refused_here, longest in (("host", host.name, "$\\,", 253), ("user", host.user or "user", "", 64)):
         refused = _SHELL_CHARACTERS | _SEPARATORS | {" ", *refused_here}
         bad = [char for char in name if char in refused or not char.isprintable()]
         if bad or not name or name.startswith("-"):
@@ -64,8 +61,7 @@ def unfit_name(host: Host) -> str | None:
 class LaunchSettings:
     """The fields of the section ``cluster`` that a launch uses exactly as configured. Times in seconds.
 
-    ``ClusterConfig`` derives from it: it checks the values and adds the fields that must be resolved first, such as
-    hosts and devices.
+    ``ClusterConfig`` derives from it: it checks them and adds fields that must be resolved first (hosts, devices).
 
     Attributes:
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.

@@ -61,8 +61,7 @@ def _cells() -> Any:
 def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Lay out a table, whose first row is the header, in lines of at most ``width`` terminal columns.
 
-    Table columns that don't fit follow in a second table below, which repeats the first column. If not even two table
-    columns fit, each row becomes a block of lines.
+    Columns that don't fit follow in a table below, with the first column again. If not even two fit, rows are blocks.
     """
     all_columns = [*zip(*rows, strict=True)]
     widths = [max(map(columns, column)) for column in all_columns]
@@ -96,10 +95,7 @@ def folded(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Wrap a line to ``width`` columns; a wrapped line loses its colours.
-
-    Long words (paths, keys) are never broken, so that they can be copied.
-    """
+    """Wrap a line to ``width`` columns, without its colours. Long words (paths, keys) stay whole for copying."""
     if columns(without_colours(line)) <= width:
         return [line]
     line = without_colours(line)
@@ -170,10 +166,7 @@ def unit_of(name: str, size: float) -> tuple[float, str]:
 
 
 def quantity(name: str, value: float, form: str = ".6g") -> str:
-    """Return a figure in its unit (``8.1 MB``, ``2 min 05 s``), or formatted with ``form``.
-
-    A large figure without a unit keeps all digits before its point.
-    """
+    """Return a metric in its unit (``8.1 MB``, ``2 min 05 s``), or formatted with ``form``."""
     unit = unit_of(name, value)[1]
     if unit and math.isfinite(value):
         return file_size(round(value)) if unit in ("kB", "MB", "GB", "TB") else duration(value)

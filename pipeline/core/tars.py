@@ -38,16 +38,13 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file or folder. ``name`` is relative, without ``..``.
+    """One file or folder."""
 
-    ``content`` is valid until the next member is requested.
-    """
-
-    name: str
+    name: str  # relative, without ``..``
     size: int
     mtime: float
     is_folder: bool
-    content: Readable
+    content: Readable  # valid until the next member is requested
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes. Raises UnfitError: fewer than the header says."""
@@ -118,16 +115,12 @@ def _refuse_unplain(member: tarfile.TarInfo) -> None:
 
 
 class _Bounded:
-    """The input file that tarfile reads; it can only be read forwards.
-
-    Attributes:
-        allowed: how many bytes may be read before the next member; a forged header would make tarfile read gigabytes.
-        last: the bytes that were read last.
-    """
+    """The input file that tarfile reads; it can only be read forwards."""
 
     def __init__(self, stream: Readable, most_bytes: int) -> None:
         self._stream, self._left, self._at = stream, most_bytes, 0
-        self.allowed, self.last = _HEADER_BYTES, b""
+        self.allowed = _HEADER_BYTES  # before the next member; a forged header would make tarfile read gigabytes
+        self.last = b""  # the bytes that were read last
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= self.allowed:

@@ -108,11 +108,8 @@ def up(root: Path, hosts: int) -> Lab:
     """Return the running lab of ``root`` with this number of hosts; make or repair it if needed (about a second).
 
     A host whose ssh server died is started again and keeps its files. If a crash or a restart of the computer left only
-    parts of a lab, they are removed, and the lab is made anew.
-
-    Raises:
-        HostError: this computer can't run a lab, or a part of it did not come up.
-        UsageError: a wrong number of hosts, or a lab with another number runs here.
+    parts of a lab, they are removed, and the lab is made anew. Raises HostError: this computer can't run a lab, or it
+    did not come up; UsageError: a wrong number of hosts, or a lab with another number runs here.
     """
     root = _checked_root(root)
     if not 1 <= hosts <= _MAX_HOSTS:
@@ -162,10 +159,7 @@ def _checked_root(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
-    """Hold the lock of all lab operations on this computer (its file is the network namespace itself).
-
-    The kernel releases it when a process dies.
-    """
+    """Hold the lock of all lab operations on this computer: a lock on the network namespace's file."""
     with Path("/proc/self/ns/net").open("rb") as file:
         deadline = time.monotonic() + _LOCK_S
         while not try_lock(file.fileno()):

@@ -227,10 +227,7 @@ def missing() -> HostError | None:
 
 
 def command(*argv: str, stdin: str = "") -> str:
-    """Run a system command in a clean environment and return its standard output.
-
-    Raises HostError: it ended with another code than 0; the text holds the command and what it said.
-    """
+    """Run a system command in a clean environment and return its stdout. Raises HostError: it failed."""
     done = process.run(argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"})
     if done.code != 0:
         stderr = " ".join(done.stderr.split()) or "(nothing)"

@@ -63,10 +63,7 @@ def as_json(notice: Notice) -> str:
 
 
 def as_environment(notice: Notice) -> dict[str, str]:
-    """Return the notice as variables for a command: PACELINE_STATE, PACELINE_KEY, …
-
-    Variables that are too long are left out.
-    """
+    """Return the notice as variables PACELINE_STATE, PACELINE_KEY, …; too long ones are left out."""
     fields = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
     fields |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
     texts = {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in fields.items()}

@@ -35,8 +35,7 @@ _USUAL_WIDTH = 80  # if the terminal doesn't know its width
 class Picture(Protocol):
     """The content of the view: a state, which ``views.view`` draws.
 
-    ``apply`` changes the state by an event. ``read_files``, called before each frame, changes it by what was added to
-    files of the run folder.
+    ``apply`` changes it by an event; ``read_files``, called before each frame, by what was added to the run folder.
     """
 
     @property

@@ -222,10 +222,7 @@ class GrowingFile:
         self._at: int | None = None
 
     def new_lines(self) -> list[bytes]:
-        """Return the lines since the last call; none if the file can't be read now.
-
-        If the file has become shorter, only what is added after its new end is returned.
-        """
+        """Return the lines since the last call; none if it can't be read. If it was cut, continue at its new end."""
         with suppress(OSError), self._path.open("rb") as file:
             size = file.seek(0, 2)
             start = max(0, size - self._most_bytes) if self._most_bytes else 0

@@ -38,10 +38,7 @@ class _View(NamedTuple):
 
 @contextmanager
 def shown(state: Callable[[], RunState | SweepState], *, colours: bool) -> Iterator[Live]:
-    """Show the view of ``state()`` within the context; remove it at the end. Raises OSError: the terminal is gone.
-
-    Without ``colours`` bold and dim are off too.
-    """
+    """Show the view of ``state()`` within the context, then remove it. Raises OSError: the terminal is gone."""
     console = Console(
         file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True,
         color_system="auto" if colours else None,
@@ -142,8 +139,7 @@ def _headline(state: RunState) -> Iterator[Part]:
 def _progress(state: RunState, now: float, width: int) -> list[list[Part]]:
     """Return the line with the progress bar over all epochs.
 
-    If there is nothing to measure (before the first step, after the last one, or if the number of steps is unknown),
-    return one or more lines that say what the command waits for.
+    Before the first step, after the last one, and if the number of steps is unknown: lines that say what is awaited.
     """
     epoch, step = f"epoch {epoch_text(state)} ", f" step {state.current_step:,}/{state.steps:,}  "
     if not (state.steps and state.hosts):

@@ -127,10 +127,7 @@ class AttemptFiles:
 
 
 def _totals(host: str, path: Path) -> Iterator[LogLine]:
-    """Yield the log line with the total numbers of steps, which is near the beginning of the log.
-
-    Nothing for a short log, because GrowingFile reads that as a whole.
-    """
+    """Yield the line with the total numbers of steps of a long log, of which GrowingFile reads only the end."""
     with suppress(OSError), path.open("rb") as file:
         if file.seek(0, 2) <= _LAST_BYTES:
             return

@@ -39,10 +39,7 @@ def create(cluster: Cluster) -> Launcher:
 
 
 def submission(cluster: Cluster, spec: AttemptSpec) -> str:
-    """Return the script for the scheduler, or the commands that reach the hosts, to show them; '': nothing to show.
-
-    Pure: no program or host is needed. Raises UsageError.
-    """
+    """Return the script for the scheduler, or the commands that reach hosts, for the user. Pure. Raises UsageError."""
     rendered: str = _backend_class(cluster).render(cluster, spec)
     return rendered
 

@@ -66,8 +66,7 @@ class AgentLauncher:
     def registry(self, run_dir: Path) -> str:
         """Return the folder on a node in which its agents register what they run (``~`` is the node's).
 
-        It lies outside the run folder, which may be removed at any time. A request that belongs to no run passes
-        ``Path()``; only hosts that don't share the run folder then use the result.
+        It is outside the run folder, which may be removed at any time. ``Path()``: for a request without a run.
         """
         return str(run_dir.parent / ".agents") if self.capabilities.shares_run_dir else f"{self.workdir}/agents"
 
@@ -83,16 +82,10 @@ class AgentLauncher:
         *,
         gpu_s: float = agent_client.GPU_S,
     ) -> list[HostFacts]:
-        """Return the facts of every host, in the cluster's order.
+        """Return the facts of every host, in the cluster's order. Raises HostError: lists every host that failed.
 
-        Args:
-            modules: names to look for among what is installed there.
-            warm: before a start, the environment of its ranks (``plan.warm_environment``): a warm parent imports torch
-                meanwhile.
-            gpu_s: how long nvidia-smi is waited for.
-
-        Raises:
-            HostError: lists every host that failed.
+        ``modules``: packages and modules whose versions are wanted. ``warm``: before a start, the environment of its
+        ranks: hosts then start a warm parent, which imports torch meanwhile. ``gpu_s``: time limit of nvidia-smi.
         """
         self.transport.shares_connections, self._silent = True, set()
         if self.lock_file is not None and not self.transport.pythons:
@@ -171,20 +164,14 @@ class AgentLauncher:
         return {environment.host: environment.python for environment in environments if environment.python is not None}
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[HostFacts], run_dir: Path) -> None:
-        """Send the files that hosts lack, and start torchrun on all nodes at once. Raises HostError: a host failed.
-
-        Then torchrun may have started on others.
-        """
+        """Send files that hosts lack; start torchrun on all hosts. Raises HostError: a host failed, others may run."""
         if pack is not None:
             self.send_pack(pack, facts)
         registry, digest = self.registry(run_dir), pack.digest if pack else ""
         request = agent_client.start_request(self.cluster, plan, run_dir, digest, registry, self.client.slow_s)
         files = Payload(name="code and data", append=lambda stdin: append_run(stdin, run_dir))
         self.client.demand(
-            "start",
-            request,
-            timeout_s=self.client.short_s + 20.0,
-            payload=files if request.sends_files else None,
+            "start", request, timeout_s=self.client.short_s + 20.0, payload=files if request.sends_files else None
         )
 
     def starting(self) -> str:
@@ -199,10 +186,7 @@ class AgentLauncher:
         return notes
 
     def send_pack(self, pack: PackSource, facts: Sequence[HostFacts]) -> None:
-        """Send the data pack to all hosts that lack it, at once; a host keeps only a whole pack with the right digest.
-
-        Raises HostError: a host has no room for it, or could not receive it.
-        """
+        """Send the data pack to all hosts that lack it. Raises HostError: a host has no room, or did not get all."""
         lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
         if not lacking:
             return

@@ -115,12 +115,7 @@ def refuse_missing_ssh_config(cluster: Cluster) -> None:
 
 
 class Transport(ABC):
-    """The way to start the node agent on the hosts of a cluster: on all at once, or on one with a live stream.
-
-    Attributes:
-        slow_s: how long further connections may take; None: no host has answered yet. Set by the caller.
-        shares_connections: False makes commands open connections of their own. The caller sets it after one broke.
-    """
+    """The way to start the node agent on the hosts of a cluster: on all at once, or on one with a live stream."""
 
     silent_s: ClassVar[float] = 0.0  # how long a live agent may be silent; 0: until ssh notices a lost host
     starts_s: ClassVar[float] = 0.0  # the least time that a further connection takes
@@ -131,6 +126,8 @@ class Transport(ABC):
         self.lock_file: LockFile | None = None  # from which hosts get their Python environment
         self.pythons: dict[str, str] = {}  # host label → the interpreter of that environment
         self.outputs: dict[str, Path] = {}  # host label → the file that receives what its command prints
+        # Set by the caller: how long further connections may take (None: no host has answered yet), and whether they
+        # may share an open one; False after that broke or hangs.
         self.slow_s: float | None = None
         self.shares_connections = True
 
@@ -206,28 +203,17 @@ class JobState:
 
 
 class Scheduler(ABC):
-    """A batch system that grants hosts by jobs, one for a run; nodes and controller share the folder of runs.
+    """A batch system that grants hosts by jobs, one for a run; nodes and controller share the folder of runs."""
 
-    Attributes:
-        name: its name in messages.
-        agent: the name in ``agent/schedulers.py`` of how an agent learns on which node of a job it runs.
-        folder: the folder in a run folder that holds a folder for each job.
-        script: the file in a job's folder with the text that the scheduler got.
-        node_prefix: nodes are called pod0, pod1, … for Kubernetes' long names; "": nodes keep their own names.
-        requeues: True: it starts a job again after taking its nodes away, and removes ended jobs. False: such jobs stay
-            until they are cancelled.
-        end_s: how long the end of an attempt or of a job may take.
-        settle_s: how long it may take to decide whether a job ends or is requeued.
-    """
-
-    name: ClassVar[str]
-    agent: ClassVar[str]
-    folder: ClassVar[str]
-    script: ClassVar[str]
-    node_prefix: ClassVar[str] = ""
+    name: ClassVar[str]  # in messages
+    agent: ClassVar[str]  # the name in ``agent/schedulers.py`` of how an agent learns on which node of a job it runs
+    folder: ClassVar[str]  # the folder in a run folder that holds a folder for each job
+    script: ClassVar[str]  # the file in a job's folder with the text that the scheduler got
+    node_prefix: ClassVar[str] = ""  # nodes with long names are called pod0, pod1, …; "": they keep their names
+    # True: a job whose nodes are taken away starts again, and ended jobs are removed; False: both stay until cancelled
     requeues: ClassVar[bool] = True
-    end_s: ClassVar[float] = 20.0
-    settle_s: ClassVar[float] = 20.0
+    end_s: ClassVar[float] = 20.0  # how long the end of an attempt or of a job may take
+    settle_s: ClassVar[float] = 20.0  # how long it may take to decide whether a job ends or is requeued
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -261,7 +247,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def rehearse(self) -> list[str]:
-        """Ask, without submitting a job, whether it would get its hosts. Returns lines for the user.
-
-        Raises HostError: the job would be refused.
-        """
+        """Ask, without a job, whether one would get its hosts; return lines for the user. Raises HostError: no."""

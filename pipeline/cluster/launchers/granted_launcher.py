@@ -33,10 +33,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0  # between two polls of a waiting j
 
 
 class GrantedLauncher:
-    """Runs attempts in a scheduler's job.
-
-    When an attempt has failed, the agents wait half a minute for another one, which so needn't queue again.
-    """
+    """Runs attempts in a job, whose agents wait half a minute after a failed attempt for another one."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.cluster, self.scheduler = scheduler.cluster, scheduler
@@ -68,14 +65,9 @@ class GrantedLauncher:
 
         A job that an earlier command has submitted for this run is continued; else a new one is submitted.
 
-        Args:
-            modules: names of packages and modules whose versions the nodes are to report.
-            say: called with lines for the user: what was submitted, and why it waits.
-            check: called several times a second; raises when a signal has arrived.
-
-        Raises:
-            HostError: the hosts are refused, or can't be had.
-            TrainingError: somebody has cancelled the job.
+        ``modules``: packages and modules whose versions the nodes are to report. ``say``: takes lines for the user.
+        ``check``: called several times a second; raises when a signal has arrived. Raises HostError: the hosts are
+        refused; TrainingError: somebody has cancelled the job.
         """
         self._doing = f"asking {self.scheduler.name}"
         self.scheduler.render(self.cluster, spec)  # raises UsageError before a job is submitted
@@ -213,10 +205,7 @@ class GrantedLauncher:
     def probe(
         self, pack: PackSource | None, modules: Sequence[str] = (), warm: WarmEnvironment | None = None
     ) -> list[HostFacts]:
-        """Return the facts of every host, in the cluster's order, as the nodes of the job have reported them.
-
-        Raises HostError: there is no job, or a node doesn't see the data pack.
-        """
+        """Return the facts that the job's nodes have reported. Raises HostError: no job, or no data pack there."""
         if self._job is None:
             raise HostError(
                 f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",

@@ -186,10 +186,8 @@ def manifest(cluster: Cluster, run_key: str, run_dir: Path, nonce: str) -> Objec
 
 
 def _trainjob(cluster: Cluster, template: Object) -> Object:
-    """Return the ``spec`` of a TrainJob: our container in the pod of its runtime.
-
-    A trainer has no field for some parts of the pod template; a patch of the runtime sets these.
-    """
+    """Return the ``spec`` of a TrainJob: our container in the pod of its runtime."""
+    # a trainer has no field for some parts of the pod template; a patch of the runtime sets these
     pod = template["spec"]
     (container,) = pod["containers"]
     trainer = {
@@ -367,9 +365,8 @@ def _state_of(
     kubectl: str,
     warnings: Sequence[str],
 ) -> _PodsState:
-    """Return the state of ``job``.
+    """Return the state of ``job``, which the API shows as ``shown`` (None: no such job) with the pods ``now``.
 
-    ``shown``: the job as the API shows it; None: there is no such job. ``now``: its pods as the API shows them.
     ``before``: an earlier state. ``warnings``: events about the job, the newest last.
     """
     seen = before.pods if isinstance(before, _PodsState) else ()
@@ -456,10 +453,8 @@ def _label(run_key: str, run_dir: Path) -> str:
 
 
 def _name_part(text: str) -> str:
-    """Return the end of a text in characters that a name in the API may have.
-
-    24 of them: a pod's name has at most 63, and what stands around this part takes up to 39.
-    """
+    """Return the end of a text in characters that a name in the API may have."""
+    # 24 of them: a pod's name has at most 63, and the other parts of it take up to 39
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-24:].strip("-")
 
 

@@ -67,11 +67,8 @@ class RefusalError(HostError):
 class Api:
     """Requests to one namespace of one cluster, about one kind of job. Every method may raise HostError.
 
-    Args:
-        kind: job or trainjob.
-        context: of kubectl's configuration; None: its current one, or in a pod the cluster around it.
-        namespace: None: the context's.
-        connect_s: time limit for reaching the server.
+    ``context``: of kubectl's configuration; None: its current one, or in a pod the cluster around it. ``namespace``
+    None: the context's. ``connect_s``: time limit for reaching the server.
     """
 
     def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:

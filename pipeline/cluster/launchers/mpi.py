@@ -86,10 +86,7 @@ def _settings(cluster: Cluster) -> MpiConfig:
 def command(
     cluster: Cluster, host: Host, agent: Sequence[str], *, program: str, tmp: str, ssh_config: str | None
 ) -> list[str]:
-    """Return the mpirun command that runs ``agent`` on ``host``; the agent gets mpirun's stdin.
-
-    ``tmp``: a folder for this call alone.
-    """
+    """Return the mpirun command that runs ``agent`` on ``host``, which gets mpirun's stdin. ``tmp``: its own folder."""
     argv = [program, "--host", host.name, "-n", "1", "--wdir", "/"]
     argv += ["--bind-to", "none"]  # else all ranks of the host would share the agent's one core
     argv += ["--mca", "orte_local_tmp_base", tmp]  # two mpiruns at once remove each other's folders in /tmp
@@ -201,10 +198,7 @@ def _find_open_mpi() -> str:
 
 # ------------------------------------------------------------------------------- the meaning of its messages (pure)
 def lost_its_folder(output: Output) -> bool:
-    """Return True if another mpirun's daemon, which ended on the host, removed the folder in /tmp that both share.
-
-    Nothing was started then, and a second try may succeed.
-    """
+    """Return True if another mpirun on the host removed their common folder in /tmp before the agent started."""
     return bool(output.code) and "session_dir" in output.stderr
 
 

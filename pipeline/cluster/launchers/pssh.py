@@ -252,8 +252,7 @@ def pssh_name(host: Host) -> str:
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
     """Return the output of one host's command and how it ended, by pssh's report.
 
-    ``name``: the host's line in pssh's host file, which also names its two output files. ``timeout_s``: the limit that
-    pssh was given.
+    ``name``: the host's line in pssh's host file; its two output files have it too. ``timeout_s``: pssh's own limit.
     """
     out, err = folder / "out" / name, folder / "err" / name
     stderr = err.read_text(encoding="utf-8", errors="replace") if err.exists() else ""

@@ -36,21 +36,14 @@ WHEN_BUSY_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """How a launcher differs from others, so that no code has to compare launchers' names.
+    """How a launcher differs from others, so that no code has to compare launchers' names."""
 
-    Attributes:
-        shares_run_dir: nodes see the controller's run folder, so nothing is sent or collected.
-        is_this_computer: its only host is this computer. It is configured without hosts, and this process knows the
-            host's GPUs, cores and interpreter before the probe.
-        hosts_are_granted: a batch scheduler chooses the hosts when an attempt starts, so its settings have ``nnodes``
-            in place of ``hosts``.
-        hostfile_of_mpi: in its hostfile ``host:4`` means four slots (ranks), and a host may have several lines.
-    """
-
-    shares_run_dir: bool = False
+    shares_run_dir: bool = False  # nodes see the controller's run folder, so nothing is sent or collected
+    # its only host is this computer: configured without hosts; GPUs, cores and interpreter are known before the probe
     is_this_computer: bool = False
+    # a batch scheduler chooses the hosts when an attempt starts, so its settings have ``nnodes`` in place of ``hosts``
     hosts_are_granted: bool = False
-    hostfile_of_mpi: bool = False
+    hostfile_of_mpi: bool = False  # in its hostfile ``host:4`` means four slots (ranks), a host may have several lines
 
 
 @dataclass(kw_only=True)
@@ -247,8 +240,7 @@ def _mounts(cluster: Cluster) -> list[str]:
 def image_digest_here(cluster: Cluster) -> str | None:
     """Return the digest of the image if this computer can know it; None: only a host knows it, or there is no image.
 
-    Slurm's image is a file on a shared file system, and the name of a pod's image may contain the digest. Raises
-    UsageError: the file can't be read.
+    Slurm's image is a shared file; the name of a pod's image may contain the digest. Raises UsageError: no such file.
     """
     image_of_pods = getattr(cluster.settings, "image", None)  # only the settings of Kubernetes have it
     if isinstance(image_of_pods, str):

@@ -96,10 +96,8 @@ class ShownJob:
 
 
 def parse_job(id_: str, text: str) -> ShownJob:
-    """Read the line of ``scontrol -o show job``.
-
-    Free text (comments, paths) comes last and may look like more fields, so the first field of a name counts.
-    """
+    """Read the line of ``scontrol -o show job``."""
+    # Free text (comments, paths) comes last and may look like more fields, so the first field of each name counts.
     shown = reversed(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
     fields = {name: "" if value in ("None", "(null)", "Unknown") else value for name, value in shown}
     return ShownJob(

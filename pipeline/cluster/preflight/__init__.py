@@ -83,16 +83,13 @@ def examine(
     runs_dir: Path | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Check every host, or the scheduler that grants them.
+    """Check every host, or the scheduler that grants them. Raises HostError: lists each host that doesn't answer.
 
     Args:
         key_versions: package → version in the key of a run.
         deep: also make the checks that take time.
         runs_dir: the project's runs; if given, remove leftovers that no run needs from the hosts.
         on_note: called with a line for each host from which something was removed.
-
-    Raises:
-        HostError: lists each host that doesn't answer, and the fix.
     """
     key_versions = key_versions or {}
     with closing(launchers.create(cluster)) as launcher:
@@ -124,8 +121,7 @@ _versions_by_request: dict[str, dict[str, str]] = {}
 def versions_on_hosts(cluster: Cluster, key: Mapping[str, str]) -> dict[str, str]:
     """Return the packages of ``key`` with their versions on the hosts; probe once for all runs of this process.
 
-    Raises HostError: a host doesn't answer, or the hosts differ. Raises UsageError: a scheduler grants the hosts, so
-    they can't be probed beforehand.
+    Raises HostError: a host doesn't answer, or the hosts differ; UsageError: a scheduler grants the hosts only later.
     """
     # everything on which the answer depends
     hosts = [(host.label, host.python, host.env.get("PYTHONPATH")) for host in cluster.hosts]

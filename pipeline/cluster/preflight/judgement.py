@@ -24,22 +24,14 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check of one host.
+    """The result of one check of one host."""
 
-    Attributes:
-        host: the host's label, or ALL.
-        name: name of the check, as in docs/troubleshooting.md.
-        seen: the value found there.
-        wanted: the value needed; empty if ``seen`` makes it clear.
-        hint: the command or override that fixes it; empty if the check is ok.
-    """
-
-    host: str
-    name: str
+    host: str  # the host's label, or ALL
+    name: str  # of the check, as in docs/troubleshooting.md
     state: State
-    seen: str
-    wanted: str = ""
-    hint: str = ""
+    seen: str  # the value found there
+    wanted: str = ""  # the value needed; "" if ``seen`` makes it clear
+    hint: str = ""  # the command or override that fixes it; "" if the check is ok
 
 
 def judged(
@@ -97,10 +89,8 @@ def compared(
 ) -> list[Check]:
     """Check that all hosts have the same value: the most frequent one, on a tie the first host's.
 
-    Args:
-        values: host → its value, without hosts whose value is unknown.
-        state: of the check of a host with another value.
-        where: host → text that is shown after its value but not compared.
+    ``values``: host → its value, if known. ``state``: of the check of a host with another value. ``where``: host → text
+    that is shown after its value but not compared.
     """
     if not values:
         return []

@@ -83,10 +83,7 @@ def refuse_different(facts: Sequence[HostFacts], key: Versions, configured: Vers
 
 
 def common_versions(facts: Sequence[HostFacts], key: Versions) -> dict[str, str]:
-    """Return the packages of the key with their versions on the hosts; unknown versions stay as in the key.
-
-    Raises HostError: the hosts differ.
-    """
+    """Return the key's packages with the hosts' versions; unknown ones stay. Raises HostError: hosts differ."""
     by_host = {fact.host: {**key, **differing(fact, key)} for fact in facts}
     (first, wanted), *others = by_host.items()
     rows = [

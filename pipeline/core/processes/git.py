@@ -33,8 +33,7 @@ def git(
 ) -> Completed | None:
     """Run one git command in ``folder``; any exit code is returned. None if git isn't installed.
 
-    ``settings`` override git's configuration files; ``errors`` is the decoding of names that aren't UTF-8. Raises
-    PacelineError: git hangs.
+    ``settings`` override git's own. ``errors``: decoding of names that aren't UTF-8. Raises PacelineError: git hangs.
     """
     if find("git") is None:
         return None
@@ -68,10 +67,7 @@ def common_folder(checkout: Path) -> Path | None:
 
 
 def refusal(folder: Path) -> str | None:
-    """Explain why git refuses the repository around ``folder`` (another owner, a damaged HEAD), with the fix.
-
-    None: git accepts it, or there is no repository.
-    """
+    """Explain why git refuses the repository around ``folder``, with the fix; None: it accepts it, or none is there."""
     candidates = [parent / ".git" for parent in (folder, *folder.parents)]
     if not any(path.is_file() or (path / "HEAD").exists() for path in candidates):  # git too ignores an empty folder
         return None

@@ -112,10 +112,8 @@ def run(
 ) -> Completed:
     """Run ``argv`` to its end, without a shell; any exit code is returned as data.
 
-    Without ``input`` stdin is empty; ``env`` replaces the whole environment; ``errors`` is the decoding of output that
-    isn't UTF-8.
-
-    Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
+    ``env`` replaces the whole environment; ``errors`` is the decoding of output that isn't UTF-8. Raises PacelineError:
+    the program can't be run, or was still running after ``timeout_s``.
     """
     try:
         with _start_errors_explained(argv):
@@ -138,9 +136,8 @@ def run_group(
     """Like ``run``, in its own process group, which is killed after ``timeout_s``.
 
     If the command leaves background processes, they are not awaited and keep running. Only the end of stderr is kept.
-    ``running`` contains the group's id until the command ends, so that another thread can call ``end_groups``.
-
-    Raises PacelineError: the program can't be run, or it was killed after ``timeout_s``.
+    ``running`` contains the group's id until the command ends, so that another thread can call ``end_groups``. Raises
+    PacelineError: the program can't be run, or it was killed.
     """
     # Files instead of pipes: a command that doesn't read its stdin would block the writer, and a background process
     # that keeps stderr open would block the reader.
@@ -181,9 +178,7 @@ def run_apart(
 
     The child reads the file ``stdin`` from its beginning; it may be too large for memory. The child gets SIGINT (on
     which pssh ends its ssh clients) if an exception interrupts the wait, or if ``enough()``, called every second, is
-    True.
-
-    Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
+    True. Raises PacelineError: the program can't be run, or was still running after ``timeout_s``.
     """
     stdin.seek(0)
     child, until = stream(argv, stdin=stdin, env=env), time.monotonic() + timeout_s
@@ -222,9 +217,7 @@ def attached(
     """Run ``argv`` in ``cwd``, all of its output on this process's stderr, and return its exit code.
 
     If an exception interrupts the wait, the child gets SIGTERM and up to 60 s for its clean-up. ``meanwhile`` is
-    called with its process id ten times a second.
-
-    Raises PacelineError: the program can't be run.
+    called with its process id ten times a second. Raises PacelineError: the program can't be run.
     """
     with _start_errors_explained(argv):
         child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=2)
@@ -340,9 +333,8 @@ def python_answer(
 ) -> Any:
     """Run a program text in a new process of this Python; return the JSON result of its function ``answer(request)``.
 
-    The program may import modules from ``cwd`` if that is given. ``env`` is the whole environment.
-
-    Raises PacelineError: with the last line of its traceback, or that it was still running after ``timeout_s``.
+    The program may import modules from ``cwd`` if that is given. ``env`` is the whole environment. Raises PacelineError
+    with the last line of its traceback, or that it was still running after ``timeout_s``.
     """
     # -P: torch must not import a file cuda.py from the folder in which the user happens to be
     isolation = [] if cwd is not None else ["-P"]

@@ -26,10 +26,7 @@ _budget = ""  # as typed behind --budget
 
 
 def leave_on_ctrl_c() -> None:
-    """Let Ctrl-C end this process immediately until ``begin`` is called.
-
-    Nothing needs clean-up yet, and an import or Hydra's composition might swallow or convert an exception.
-    """
+    """Let Ctrl-C end this process immediately until ``begin`` is called, because nothing needs clean-up yet."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored: nohup, a background job
         signal.signal(signal.SIGINT, _leave)
 
@@ -95,10 +92,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end for the attempts of a sweep, which run in threads.
-
-    Signals reach only the main thread, which forwards them here.
-    """
+    """A request to end for attempts in threads: signals reach only the main thread, which forwards them here."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
@@ -124,13 +118,10 @@ class Interruptible:
     After ``hold()`` signals are only recorded: a second Ctrl-C must not cut the clean-up short and orphan processes.
     Python delivers signals only to the main thread. In other threads the body must call ``check`` often, which raises
     Interrupted if ``stop`` was requested.
-
-    Attributes:
-        left: what the clean-up could not ensure, in words that are added to the message of Killed.
     """
 
     def __init__(self, stop: Stop | None = None) -> None:
-        self.left = ""
+        self.left = ""  # what the clean-up could not ensure, in words that are added to the message of Killed
         self._stop = stop
         self._stopped = False  # Interrupted was raised because of ``stop``
         self._before: dict[signal.Signals, Any] = {}  # the handlers outside of the block

@@ -235,8 +235,7 @@ def start_request(
 ) -> StartRequest:
     """Return the request that starts a run, with secrets, claims and the rules that mask secrets.
 
-    ``pack_digest``: of the data pack; '': the run needs none. ``registry``: as in ``probe_request``. ``slow_s``: how
-    long a slow login may take.
+    ``pack_digest``: '': the run needs no data. ``registry``: as in ``probe_request``. ``slow_s``: time of a slow login.
     """
     hosts = {host.label: host for host in cluster.hosts}
     hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))

@@ -168,10 +168,7 @@ def _escaped(text: str) -> str:
 
 
 def host_facts(host: str, value: Mapping[str, Any]) -> HostFacts:
-    """Return the facts in the answer of ``host`` to a probe.
-
-    Raises HostError: a field is missing or of another type; names the host, the field and the value.
-    """
+    """Return the facts in an answer to a probe. Raises HostError: a field is missing or of another type."""
     try:
         return from_json(HostFacts, {**value, "host": host})
     except FieldError as error:
@@ -341,10 +338,7 @@ def too_old(output: Output) -> tuple[str, str] | None:
 
 
 def quoted(output: Output, secrets: Collection[str] = ()) -> str:
-    """Return the last lines that the host printed, each on its own line; '' where it printed nothing.
-
-    Secrets are hidden, and control characters are escaped.
-    """
+    """Return the last lines that the host printed, without secrets and control characters; '' if it printed nothing."""
     text = hide("\n".join([output.stdout.decode(errors="replace"), output.stderr]), list(secrets))
     lines = [printable(line.strip()) for line in text.splitlines() if line.strip() and '{"received": ' not in line]
     last = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[-_MOST_LINES:]]

@@ -69,12 +69,9 @@ class Received:
 def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TRAINING_OUTPUTS) -> Received:
     """Fetch a node's files into ``run_dir``; those of nodes other than the first one into ``nodes/RANK`` in it.
 
-    Args:
-        final: the attempt has ended well; else only the files are fetched from which a later attempt resumes.
-
-    Raises:
-        TrainingError: with ``final``: nothing came, a digest differs, or a needed file is missing.
-        OSError: without ``final``: ``run_dir`` can't be written.
+    ``final``: the attempt has ended well; else only the files are fetched from which a later attempt resumes. Raises
+    TrainingError if ``final``: nothing came, a digest differs, or a needed file is missing. Raises OSError if not
+    ``final``: ``run_dir`` can't be written.
     """
     host, rank = source.connection.host, source.node.node_rank
     request = _request(source, outputs, final=final)
@@ -211,10 +208,7 @@ def _drop_others(folder: Path, received: Path) -> None:
 
 
 def _move_into_place(temporary: Path, run_dir: Path, folder: Path, last: str) -> list[Path]:
-    """Rename all files into ``folder``, the one named ``last`` after all others. Returns their names.
-
-    Raises UnfitError: there is a link on the way.
-    """
+    """Rename all files into ``folder``, ``last`` at the end; return their names. Raises UnfitError: a link."""
     received = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(received, key=lambda name: str(name) == last):
         target = folder / name
@@ -292,10 +286,7 @@ def _extract_once(argv: list[str], request: CollectRequest, folder: Path, silent
 
 
 def _next_answer(pipe: _Pipe, token: str, name: str) -> Any:
-    """Return the content of the agent's next line of this name; None: the answer ends before it.
-
-    Raises PacelineError: the agent reports an error.
-    """
+    """Return the agent's next line of this name; None: there is none. Raises PacelineError: an agent's error."""
     for line in iter(pipe.readline, b""):
         value = parse(line, token)
         if value is not None and "error" in value:

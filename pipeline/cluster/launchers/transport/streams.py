@@ -280,10 +280,7 @@ class _Stream:
 
 
 def read_some(child: Popen[bytes], pipe: IO[bytes], silent_s: float = math.inf) -> bytes:
-    """Return what a child has printed; nothing at the end of the pipe or of the child.
-
-    Raises TimeoutError: nothing has come for ``silent_s``.
-    """
+    """Return what a child has printed; nothing at its end. Raises TimeoutError: nothing has come for ``silent_s``."""
     poll, waited_s = select.poll(), 0.0
     poll.register(pipe.fileno(), select.POLLIN)
     while waited_s < silent_s:  # counts polls: time in which this process was stopped (Ctrl-Z) is no silence
