@@ -141,7 +141,7 @@ def test_an_api_that_asks_for_patience_and_a_page_in_its_place_are_told_at_once_
         api.jobs("x")
     with pytest.raises(UnansweredError):
         api.create({"metadata": {"name": "x"}})
-    assert launcher._polled().why_gone == ""
+    assert launcher._poll().why_gone == ""
 
 
 def granted(bench: Bench) -> GrantedLauncher:

@@ -53,7 +53,7 @@ def test_variables_of_the_persons_shell_make_no_other_job_and_hide_none(
     script = "#!/bin/bash\n#SBATCH --job-name=paceline-x\n#SBATCH --partition=debug\nsleep 60\n"
     queue = Queue()
     job = queue.submit(script, folder=str(tmp_path), output=str(tmp_path / "out"), environ={})
-    assert queue.mine("paceline-x") == [(job, "paceline-x")]
+    assert queue.own_jobs("paceline-x") == [(job, "paceline-x")]
     assert (shown := queue.show(job)) is not None
     assert shown.partition == "debug"
     queue.cancel(job)
