@@ -1,4 +1,8 @@
-"""The interface between dataset modules and the pack builder."""
+"""The interface between data set modules and the pack builder.
+
+A data set module (``data/datasets/``) describes its images as a RawSet, or as an ImageSource if they are image files.
+``packing`` splits a RawSet and writes it as a pack, the form in which the ranks map it into memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:  # importing numpy takes 0.1 s or more, and an up-to-date run 
     EncodedBlock = tuple[Block, Sequence["EncodedImage"]]
 
 _BLOCK_BYTES = 16 << 20
-_CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories: line breaks, tabs, escapes
+_CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: line breaks, tabs, escapes
 
 
 class EncodedImage(NamedTuple):
@@ -35,10 +39,11 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The training, val or test images.
+    """The training, val or test images of a data set.
 
-    ``blocks`` yields all in order, each time: uint8 [n, C, H, W] (or their bytes) and int64 [n] (or a list), n ≥ 1.
-    ``encoded_blocks`` adds the n files, for a set with an ``encoding``.
+    Each call of ``blocks`` yields all of them in order, as pairs of images (uint8 [n, C, H, W], or the bytes of such an
+    array) and labels (int64 [n], or a list), n ≥ 1. ``encoded_blocks`` yields each block together with its n image
+    files; only a RawSet with an ``encoding`` has it.
     """
 
     count: int
@@ -59,7 +64,8 @@ class RawSet:
     source_files: dict[str, str] = field(default_factory=dict)  # name → sha256
     synthetic: bool = False
     val: Part | None = None
-    encoding: Mapping[str, int | None] | None = None  # if set, the pack keeps the image files, and ranks decode them
+    # if set, the pack keeps the image files, and the ranks decode them: {"resize": pixels of the shorter side, or None}
+    encoding: Mapping[str, int | None] | None = None
 
 
 class ImageItem(NamedTuple):
@@ -80,30 +86,31 @@ class ImageSource:
 
     parts: Mapping[str, Items]  # by split: train, val, test
     classes: tuple[str, ...]
-    text: str  # describes the source in the manifest
+    description: str  # of the source, for the manifest; without a path
     origin: str  # where the files came from, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The folders that a dataset module may write to, and its report of progress."""
+    """What a data set module gets to work with: folders that it may write to, and a function that reports progress."""
 
     folder: Path  # removed afterwards
     downloads: Path  # kept
     report: OnProgress
-    root: Path = ROOT
+    root: Path = ROOT  # of the project
 
 
 @dataclass(kw_only=True)
 class ImageFilesConfig(DatasetConfig):
-    """A data set whose images are files, or would be: they are cut, resized and decoded as these fields say.
+    """A data set of encoded images (JPEG, PNG, …). These fields say how they are cut, resized and decoded.
 
     Attributes:
         image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
-            null: the size of the images where all have one of at most 224, else 224.
-        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
-        channels: 3 (colour), 1 (grey), or null: grey where all images are.
-        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
+            null: the images' own size if it is the same for all and at most 224, else 224.
+        resize: pixels to which the shorter side is resized before image_size is cut out of the middle; null: the
+            shorter side of image_size.
+        channels: 3 (colour), 1 (grey), or null: grey if all images are grey.
+        decoded_limit: GiB; if the decoded pixels are more, the pack keeps the files, and the ranks decode them.
     """
 
     image_size: Any = None
@@ -128,10 +135,10 @@ class ImageFilesConfig(DatasetConfig):
 
 
 class DatasetModule(Protocol):
-    """The two functions that the pack builder calls; with a valid pack only ``local_inputs``, which must be quick."""
+    """The two functions of a data set module. With a valid pack only ``local_inputs`` is called: it must be quick."""
 
     def local_inputs(self, config: DatasetConfig) -> list[Path] | dict[str, Path]:
-        """Return the local files whose content decides the pack; by name if their names decide it too."""
+        """Return the local files whose content decides the pack; as name → path if their names decide it too."""
         ...
 
     def load(self, config: DatasetConfig, work: Workspace) -> RawSet | ImageSource:
@@ -149,7 +156,7 @@ def check_class_names(classes: Sequence[str], origin: str) -> None:
     """Refuse class names that break the lines of reports and tables, and duplicates. Raises DataError."""
     numbers: dict[str, int] = {}
     for number, name in enumerate(classes):
-        if any(unicodedata.category(character) in _CONTROL for character in name):
+        if any(unicodedata.category(character) in _CONTROL_CATEGORIES for character in name):
             raise DataError(f"{origin}: the class {name!r} has a control character in its name", hint="rename it")
         if not name.strip():
             raise DataError(f"{origin}: class {number} has no name ({name!r})", hint="name it")

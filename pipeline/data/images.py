@@ -1,4 +1,8 @@
-"""Read sets of image files or table rows: check headers first, then decode in threads during packing."""
+"""The reader of encoded images (files, or rows of a table): makes a RawSet of an ImageSource.
+
+It first reads the header of every image, to choose a size and to find broken files before anything is written. Threads
+decode the images later, while ``packing`` writes the pack.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,17 @@ _MOST_NAMED = 8  # broken images that an error lists
 
 @dataclass
 class _Survey:
+    """What the headers say of all images of a part."""
+
     count: int = 0
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None  # height and width of the first image
     is_one_size: bool = True
     is_grey: bool = True
 
 
 def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -> RawSet:
-    """Read each image's header; choose size, channels, and whether the pack keeps them encoded. Raises DataError."""
+    """Read each image's header; choose size, channels, and whether the pack keeps the files. Raises DataError."""
+    # a hold-out takes the place of the source's own test images
     names = [name for name in source.parts if name != "test" or not config.holdout]
     surveys = {name: _survey(source, name, report) for name in names}
     height, width = image_sides("dataset.image_size", config.image_size) or _size(list(surveys.values()))
@@ -49,13 +56,14 @@ def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -
         test=parts.get("test"),
         shape=(channels, height, width),
         classes=source.classes,
-        source=source.text,
+        source=source.description,
         origin=source.origin,
         encoding={"resize": config.resize} if encoded else None,
     )
 
 
 def _size(surveys: list[_Survey]) -> tuple[int, int]:
+    """Return the size that all images have, if it isn't larger than the default; else the default."""
     size = surveys[0].size
     is_common = all(survey.is_one_size and survey.size == size for survey in surveys)
     return size if is_common and size is not None and max(size) <= _DEFAULT_SIDE else (_DEFAULT_SIDE, _DEFAULT_SIDE)
@@ -83,12 +91,13 @@ def _survey(source: ImageSource, name: str, report: OnProgress) -> _Survey:
 
 
 def _headers(items: list[ImageItem]) -> tuple[list[tuple[int, int, bool]], list[str]]:
+    """Return (height, width, is grey) of each readable image, and ``name: reason`` of each broken one."""
     sizes, broken = list[tuple[int, int, bool]](), list[str]()
     for item in items:
         try:
             with item.open() as file:
-                one = header(file)
-            sizes.append((one.height, one.width, one.is_grey))
+                image = header(file)
+            sizes.append((image.height, image.width, image.is_grey))
         except BrokenImageError as error:
             broken.append(f"{item.name}: {error}")
     return sizes, broken
@@ -111,6 +120,7 @@ def _part(source: ImageSource, name: str, count: int, geometry: Geometry, *, enc
 
 
 def _decoded(items: list[ImageItem], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
+    # An encoded pack needs the pixels too, for their mean and standard deviation.
     files, planes = list[EncodedImage](), list[bytes]()
     for item in items:
         try:

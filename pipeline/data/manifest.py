@@ -1,4 +1,8 @@
-"""Read a data pack's manifest, and check that the pack is complete and unaltered (no numpy here)."""
+"""A data pack on disk: reads its manifest, and checks that the pack is complete and unaltered.
+
+Every command that needs a pack calls this, so it must be quick: it doesn't import numpy, and doesn't hash a file again
+whose stamp (size, times and inode) is unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,7 @@ from trainers.contract.data_pack import VERSION, Manifest, parse
 from trainers.contract.run_folder import MANIFEST
 
 STAMPS = "stamps.json"
-"""A file in the pack: {file name: Stamp, "origin": where the images came from}.
-
-A file with an unchanged stamp isn't hashed again. It is no part of the digest, so a copied pack works without it.
-"""
+"""A side file: {file: its Stamp when it was hashed, "origin": source of the images}. A copied pack works without it."""
 
 
 class Pack(NamedTuple):
@@ -24,6 +25,7 @@ class Pack(NamedTuple):
 
     Images are uint8 [N, C, H, W], labels int64 little-endian [N]. For encoded images, images.bin holds the concatenated
     files, places.bin the begin and end of each file (int64 little-endian [N, 2]), and names.json the files' names.
+    ``inside`` and ``create`` are there because a run has either such a pack or the data of a script (``trees.Tree``).
     """
 
     path: Path
@@ -41,15 +43,15 @@ class Pack(NamedTuple):
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Paths in it that arguments of a script stand for, as in ``trees.Tree``."""
+        """The paths that a script's {data} stands for: none, as only the built-in trainer reads such a pack."""
         return ()
 
     def create(self) -> None:
-        """Do nothing: it is complete, as ``trees.Tree`` is not before a launch."""
+        """Do nothing, because the pack is complete already."""
 
 
 def read(folder: Path) -> Pack | None:
-    """Return the pack in ``folder``; None if it is absent or altered. Hashes only files with other stamps."""
+    """Return the pack in ``folder``; None if it is absent or altered. Hashes only files whose stamp has changed."""
     try:
         content = documents.read(folder / MANIFEST)
         manifest = parse(content)
@@ -61,16 +63,18 @@ def read(folder: Path) -> Pack | None:
 
 
 def _unaltered(folder: Path, manifest: Manifest) -> bool:
-    noted = _stamps(folder)
-    seen = {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}
-    if any(seen[name][0] != size for name, size in manifest.sizes_bytes.items()):
+    recorded = _stamps(folder)
+    current = {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}
+    if any(current[name][0] != size_bytes for name, size_bytes in manifest.sizes_bytes.items()):
         return False
-    doubtful = [name for name in seen if noted.get(name) != seen[name]]
-    if any(sha256_file(folder / name) != manifest.sha256[name] for name in doubtful):
+    restamped = [name for name in current if recorded.get(name) != current[name]]
+    if any(sha256_file(folder / name) != manifest.sha256[name] for name in restamped):
         return False
-    if doubtful:  # record the stamps from before hashing, so that a concurrent write causes a new hash
-        settled = {name: row for name, row in seen.items() if not settles_in(row[-1])}
-        _write(folder, settled, str(noted.get("origin", "unknown")))
+    if restamped:
+        # Record the stamps from before hashing, so that a concurrent write causes a new hash. A stamp that is only
+        # moments old is left out: another write within the same tick of the clock would leave the same one.
+        settled = {name: row for name, row in current.items() if not settles_in(row[-1])}
+        _write(folder, settled, str(recorded.get("origin", "unknown")))
     return True
 
 

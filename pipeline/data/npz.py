@@ -1,4 +1,7 @@
-"""Read arrays of a .npz file by header and in blocks, or from a mapping in memory. Nothing is ever unpickled."""
+"""The reader of array data sets: headers, and content in blocks, of a .npz file or of a function's arrays in memory.
+
+A .npz file may be larger than memory, and may come from anybody, so nothing in it is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -88,18 +91,20 @@ class ArrayFile:
 
     def _header(self, name: str, file: IO[bytes]) -> ArrayHeader:
         version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran_order, dtype = read(file)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran_order, dtype = read_header(file)
         if dtype.hasobject:
             raise DataError(f"{self.path}: {name} holds Python objects ({dtype}); wanted: an array of numbers")
         wanted_bytes, seen_bytes = math.prod(shape) * dtype.itemsize, self._size_bytes(name) - file.tell()
+        # two negative sides would have a positive product
         if min(shape, default=0) < 0 or wanted_bytes != seen_bytes:
-            what = f"its header says {dtype} {list(shape)}, which is {wanted_bytes} bytes, and {seen_bytes} follow"
-            raise DataError(f"{self.path}: {name} is damaged: {what}")
+            mismatch = f"its header says {dtype} {list(shape)}, which is {wanted_bytes} bytes, and {seen_bytes} follow"
+            raise DataError(f"{self.path}: {name} is damaged: {mismatch}")
         return ArrayHeader(shape, dtype, fortran_order)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
+        """Turn what numpy and zipfile raise for a damaged file into a DataError that names the array."""
         try:
             yield
         except _DAMAGE as error:
@@ -110,7 +115,7 @@ class InMemory:
     """The arrays of a mapping, with the interface of ArrayFile."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        self.path = path
+        self.path = path  # in messages: the function that returned them
         self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
         self.names = tuple(self._values)
 

@@ -1,6 +1,7 @@
-"""Run the function of ``dataset=own`` in a separate process, with the environment of a rank, and record what it reads.
+"""The process that runs a function of yours (``dataset=own``) to make a pack, and the call of it.
 
-``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its folder.
+The function runs in a process of its own, with the environment that a rank gets, and an audit hook records what it
+reads. ``python -m pipeline.data.own_process JSON`` is that process; it leaves the pack, or an error, in its folder.
 """
 
 from __future__ import annotations
@@ -36,29 +37,34 @@ PACK = "pack"
 _ERROR = "error.json"
 
 
-def pack(dataset: DatasetConfig, wanted: Request, work: Workspace, target: Path) -> Manifest:
-    """Build the pack of a user-defined function. Raises DataError."""
-    folder, name = work.folder / PACK, getattr(dataset, "target", "")
-    if target.exists() and (why := request.stale_because(target, ROOT)):
-        print(f"{name}: {why}; the data is made anew", file=sys.stderr, flush=True)
+def pack(dataset: DatasetConfig, pack_request: Request, work: Workspace, target: Path) -> Manifest:
+    """Build the pack of a user-defined function in ``work.folder / PACK``; the caller moves it to ``target``."""
+    folder, function = work.folder / PACK, getattr(dataset, "target", "")
+    # the pack of an earlier call, of which an input has changed
+    if target.exists() and (reason := request.stale_because(target, ROOT)):
+        _print(f"{function}: {reason}; the data is made anew")
     # Hash the sources before the call, so that an edit during the call is detected.
-    code = {os.path.realpath(ROOT / path): sha256_file(ROOT / path) for path in wanted.code if (ROOT / path).is_file()}
+    code_files = [ROOT / path for path in pack_request.code]
+    code = {os.path.realpath(path): sha256_file(path) for path in code_files if path.is_file()}
     notes = _observed_call(dataset, work, ROOT)
-    wanted.refuse_changed()
-    keyed = {**{os.path.realpath(path): "" for path in wanted.stamps}, **code}
+    pack_request.refuse_changed()
+    # refuse_changed compares the files as they are now. An edit that was undone again shows only in the digests that
+    # the hook took when the function opened the files.
+    keyed = {**{os.path.realpath(path): "" for path in pack_request.stamps}, **code}
     if edited := files_changed_meanwhile(notes, ROOT, keyed):
-        raise DataError(f"{joined(edited)} was edited while {name} read it", hint="the same command again")
-    _record_reads(folder, notes, [*wanted.stamps, *(ROOT / path for path in wanted.code)], ROOT, name)
-    made = manifest.read(folder)
-    if made is None:
-        raise DataError(f"dataset.target={name}: its process left no whole pack", hint="the same command again")
-    return made.manifest
+        raise DataError(f"{joined(edited)} was edited while {function} read it", hint="the same command again")
+    _record_reads(folder, notes, [*pack_request.stamps, *code_files], ROOT, function)
+    complete_pack = manifest.read(folder)
+    if complete_pack is None:
+        raise DataError(f"dataset.target={function}: its process left no whole pack", hint="the same command again")
+    return complete_pack.manifest
 
 
 def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes:
-    """Build the pack in ``work.folder/pack``; return notes of what the function read. Raises DataError, OSError."""
+    """Build the pack in ``work.folder / PACK``; return notes of what the function read. Raises DataError, OSError."""
     (work.folder / PACK).mkdir()
-    skipped = [work.folder, *(place / name for place in (HOME, root) for name in PACKAGES)]
+    # the hook doesn't note files of Paceline itself and of the pack in progress
+    skipped = [work.folder, *(parent / name for parent in (HOME, root) for name in PACKAGES)]
     zones = [(PROJECT, os.path.realpath(root)), *((SKIP, os.path.realpath(path)) for path in skipped), *zones_of_host()]
     observed = ObservedProgram(work.folder / "observed", zones)
     task = {
@@ -70,22 +76,23 @@ def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes
         "notes": str(observed.notes_folder),
         "site": str(observed.site),
     }
-    path = (None if IS_INSTALLED else str(HOME), str(root))
     env = {**rank_environment.inheritable(os.environ), **rank_environment.ALWAYS}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    # an installed Paceline is on the path already
+    env["PYTHONPATH"] = str(root) if IS_INSTALLED else os.pathsep.join([str(HOME), str(root)])
     child = process.guarded([sys.executable, "-m", __name__, json.dumps(task)], env=env, keeps_output=True)
     try:
         code = child.wait()
-    finally:
+    finally:  # after Ctrl-C: the child ends when its stdin closes
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
     notes, target = observed.notes(), getattr(dataset, "target", "")
-    if left := [name for name in notes.variables if name in os.environ and name not in env]:
-        _say(
-            f"WARNING: {target} read {joined(left)}, which this shell sets and it doesn't get; an argument passes its "
-            f"value, as a part of the data's name: dataset.args.NAME='${{oc.env:{left[0]}}}'"
+    if withheld := [name for name in notes.variables if name in os.environ and name not in env]:
+        _print(
+            f"WARNING: {target} read {joined(withheld)}, which this shell sets and it doesn't get; an argument passes "
+            f"its value, as a part of the data's name: dataset.args.NAME='${{oc.env:{withheld[0]}}}'"
         )
+    # the child's DataError or OSError, as `_main` has written it
     if (work.folder / _ERROR).exists():
         error = json.loads((work.folder / _ERROR).read_text(encoding="utf-8"))
         if error["errno"]:
@@ -97,34 +104,38 @@ def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes
     return notes
 
 
-def _record_reads(folder: Path, notes: Notes, known: Collection[Path], root: Path, target: str) -> None:
-    """Record in a pack what the function read in addition to ``known``, and warn about these files. Raises OSError."""
-    keyed = {os.path.realpath(path) for path in known}
-    bytewise = [os.path.realpath(path) for path in known if path.suffix != ".py"]
+def _record_reads(folder: Path, notes: Notes, keyed_files: Collection[Path], root: Path, target: str) -> None:
+    """Record in a pack which files the function read besides source and code (``keyed_files``), and warn about them."""
+    keyed = {os.path.realpath(path) for path in keyed_files}
+    # code counts without its comments, so a function that reads code as text depends on more than the name says
+    bytewise = [os.path.realpath(path) for path in keyed_files if path.suffix != ".py"]
     record = request.stored_record(record_inputs(notes, root, keyed, bytewise))
     write_json(folder / READ, record)
-    if read := [*record["files"]]:
-        change = "it changes" if len(read) == 1 else "they change"
-        _say(f"WARNING: {target} read {joined(read)}, no part of dataset.source; the data is made anew when {change}")
+    if files := [*record["files"]]:
+        change = "it changes" if len(files) == 1 else "they change"
+        what = f"{target} read {joined(files)}, no part of dataset.source"
+        _print(f"WARNING: {what}; the data is made anew when {change}")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _main(task: dict[str, Any]) -> int:
+    """Make the pack in this process, with the hook that notes what is read; ``task`` is that of ``_observed_call``."""
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
-    os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])  # for child processes
+    # processes that the function starts find the hook in the folder `site`, as sitecustomize.py
+    os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])
     hooks.compile_anew()
     hooks.start([(kind, path) for kind, path in task["zones"]], task["notes"])
     process_id = os.getpid()
     error: dict[str, Any] = {"errno": None, "hint": None, "filename": None}
     try:
         with reporting(None) as report:
-            places = {name: Path(task[name]) for name in ("folder", "downloads", "root")}
-            work = Workspace(**places, report=report)
+            work = Workspace(folder=folder, downloads=Path(task["downloads"]), root=Path(task["root"]), report=report)
             loaded = own.load(config, work)
-            if os.getpid() != process_id:  # a fork of the function's, which came back from it
+            # the function has forked, and its child has returned too: only the parent may write the pack
+            if os.getpid() != process_id:
                 os._exit(1)
             packing.write(loaded, config, folder / PACK, report)
     except DataError as failed:

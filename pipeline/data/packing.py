@@ -1,4 +1,4 @@
-"""Split the images (a fixed choice, independent of seeds), and write them and their manifest in bounded memory."""
+"""The pack builder: splits a data set's images (independent of seeds), and writes a pack of them in bounded memory."""
 
 from __future__ import annotations
 
@@ -46,39 +46,40 @@ def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) 
         with ExitStack() as stack:
             files: PackFiles = (PixelFiles if raw.encoding is None else EncodedFiles)(folder, stack)
             writer = _Writer(raw, counts, files)
-            for block, encoded, chosen in _assigned(raw, config):
-                writer.add(block, encoded, chosen)
+            for block, encoded, splits in _blocks_with_splits(raw, config):
+                writer.add(block, encoded, splits)
                 report(f"packing {config.name}", files.written_bytes, needed_bytes or None)
             writer.finish()
         report(f"hashing {config.name}", 0, None)
-        made = _manifest(raw, config, counts, folder, writer)
-        write_json(folder / MANIFEST, made.seal())
+        pack_manifest = _manifest(raw, config, counts, folder, writer)
+        write_json(folder / MANIFEST, pack_manifest.seal())
         # so that a later command needn't hash the files again
-        manifest.write_stamps(folder, made, raw.origin)
-    return made
+        manifest.write_stamps(folder, pack_manifest, raw.origin)
+    return pack_manifest
 
 
 def _counts(raw: RawSet, config: DatasetConfig) -> tuple[int, int, int]:
+    """Return the number of train, val and test images in the pack."""
     test = config.holdout or (raw.test.count if raw.test else 0)
     val = config.val_size + (raw.val.count if raw.val else 0)
     return raw.train.count - config.holdout - config.val_size, val, test
 
 
-def _assigned(
+def _blocks_with_splits(
     raw: RawSet, config: DatasetConfig
 ) -> Iterator[tuple[ArrayBlock, Sequence[EncodedImage], npt.NDArray[np.uint8]]]:
-    """Yield each block, its files (in an encoded set), and the split of each image.
-
-    Official test images are skipped if ``holdout`` defines the test split.
-    """
-    chosen = assign_splits(raw.train.count, config.holdout, config.val_size)
+    """Yield each block of n images, their files (in an encoded set), and their splits, uint8 [n]."""
+    train_splits = assign_splits(raw.train.count, config.holdout, config.val_size)
     begin = 0
     for block, files in _blocks(raw.train, raw.shape):
         end = begin + len(block[1])
-        yield block, files, chosen[begin:end]
+        yield block, files, train_splits[begin:end]
         begin = end
-    for part, split in ((raw.val, VAL), (None if config.holdout else raw.test, TEST)):
-        for block, files in _blocks(part, raw.shape) if part is not None else ():
+    official_test = None if config.holdout else raw.test  # a hold-out takes the place of official test images
+    for part, split in ((raw.val, VAL), (official_test, TEST)):
+        if part is None:
+            continue
+        for block, files in _blocks(part, raw.shape):
             yield block, files, np.full(len(block[1]), split, dtype=np.uint8)
 
 
@@ -97,26 +98,27 @@ def _as_arrays(pixels: Images | bytes, labels: Labels | list[int], shape: tuple[
 
 
 class _Writer:
-    """Writes each image at the next position of its split; images keep their order within a split."""
+    """Writes each image at the next free index of its split. Images keep their order within a split."""
 
     def __init__(self, raw: RawSet, counts: tuple[int, int, int], files: PackFiles) -> None:
         self.raw, self.files = raw, files
-        self.ends = [sum(counts[: i + 1]) for i in range(3)]
-        self.next = [0, *self.ends[:2]]
-        self.histogram = np.zeros((raw.shape[0], 256), dtype=np.int64)
+        self.ends = [sum(counts[: i + 1]) for i in range(3)]  # the pack has train, then val, then test images
+        self.next_index = [0, *self.ends[:2]]
+        self.histogram = np.zeros((raw.shape[0], 256), dtype=np.int64)  # of the train images' pixel values, by channel
 
-    def add(self, block: ArrayBlock, encoded: Sequence[EncodedImage], chosen: npt.NDArray[np.uint8]) -> None:
+    def add(self, block: ArrayBlock, encoded: Sequence[EncodedImage], splits: npt.NDArray[np.uint8]) -> None:
         images, labels = block
         self._check(images, labels)
         for split in range(3):
-            mask = chosen == split
+            mask = splits == split
             if not mask.any():
                 continue
-            picked = images if mask.all() else images[mask]
+            selected = images if mask.all() else images[mask]
+            # normalisation may only use what the training sees
             if split == TRAIN:
-                _count_values(picked, self.histogram)
-            self.files.put(self.next[split], picked, labels[mask], [*compress(encoded, mask)])
-            self.next[split] += len(picked)
+                _count_values(selected, self.histogram)
+            self.files.put(self.next_index[split], selected, labels[mask], [*compress(encoded, mask)])
+            self.next_index[split] += len(selected)
 
     def _check(self, images: Images, labels: Labels) -> None:
         classes = len(self.raw.classes)
@@ -127,15 +129,16 @@ class _Writer:
 
     def finish(self) -> None:
         """Refuse a part with more or fewer images than declared; make the bytes durable."""
-        if self.next != self.ends:
-            raise DataError(f"the source changed while it was read: splits end at {self.next}, not {self.ends}")
+        if self.next_index != self.ends:
+            raise DataError(f"the source changed while it was read: splits end at {self.next_index}, not {self.ends}")
         self.files.finish()
 
 
 def _count_values(images: Images, histogram: npt.NDArray[np.int64]) -> None:
-    """Add each channel's pixel values to ``histogram`` [C, 256]. Counting pairs of values takes half the time."""
+    """Add each channel's pixel values to ``histogram`` [C, 256]."""
     for channel, counts in enumerate(histogram):
         values = images[:, channel].ravel()
+        # two neighbouring bytes are counted as one 16-bit number, in half the time of single bytes
         even = len(values) // 2 * 2
         counts += np.bincount(values[even:], minlength=256)
         for begin in range(0, even, _STATISTICS_BLOCK):
@@ -161,8 +164,8 @@ def _manifest(
 ) -> Manifest:
     channels, height, width = raw.shape
     statistics = [mean_std(row) for row in writer.histogram.tolist()]
-    held_out = f"; the test split is a hold-out of {config.holdout} training images"
-    made = Manifest(
+    holdout_note = f"; the test split is a hold-out of {config.holdout} training images"
+    unsealed = Manifest(
         version=VERSION,
         name=config.name,
         synthetic=raw.synthetic,
@@ -176,16 +179,16 @@ def _manifest(
         mean=tuple(mean for mean, _ in statistics),
         std=tuple(std for _, std in statistics),
         sha256={name: sha256_file(folder / name) for name in writer.files.names},
-        source=raw.source + (held_out if config.holdout else ""),
+        source=raw.source + (holdout_note if config.holdout else ""),
         source_files=raw.source_files,
         encoding=raw.encoding,
         files=None if raw.encoding is None else {name: (folder / name).stat().st_size for name in writer.files.names},
     )
-    return made._replace(digest=made.seal()["digest"])
+    return unsealed._replace(digest=unsealed.seal()["digest"])
 
 
 class PixelFiles:
-    """Decoded images: uint8 [N, C, H, W] and int64 [N]."""
+    """The files of a pack of decoded images: uint8 [N, C, H, W], and labels int64 [N]."""
 
     names: tuple[str, ...] = (IMAGES, LABELS)
 
@@ -205,9 +208,10 @@ class PixelFiles:
 
 
 class EncodedFiles:
-    """Encoded images: concatenated files, their begins and ends (int64 [N, 2]), names and labels.
+    """The files of a pack of encoded images: the concatenated image files, their index, names and labels.
 
-    The files are stored as they come, while the index follows the pack's order, so one pass suffices for any order.
+    The index holds the begin and end of each file, in bytes (int64 [N, 2]). The files are stored as they are read, and
+    only the index follows the pack's order, so the source is read once whatever the splits are.
     """
 
     names: tuple[str, ...] = (IMAGES, PLACES, NAMES, LABELS)
@@ -237,8 +241,8 @@ PackFiles = PixelFiles | EncodedFiles
 """The files of a pack in progress. ``put`` writes images and labels from index ``at`` on."""
 
 
-def _write(file: IO[bytes], place: int, values: npt.NDArray[np.generic]) -> None:
-    file.seek(place)
+def _write(file: IO[bytes], offset_bytes: int, values: npt.NDArray[np.generic]) -> None:
+    file.seek(offset_bytes)
     file.write(values.data)
 
 
@@ -255,37 +259,38 @@ SPLIT_NAMES = ("train", "val", "test")
 def check_splits(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
     """Refuse sizes that leave no training or no test images. Raises DataError."""
     if not has_test and holdout == 0:
-        most = count - val_size - 1  # at least one image remains for training
-        share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
-        raise DataError(
-            f"dataset={name} has no test images of its own and dataset.holdout=0",
-            hint=share if most > 0 else f"a source with test images, or with more than {counted(count, 'image')}",
-        )
-    for field, size, left in (("dataset.holdout", holdout, count), ("dataset.val_size", val_size, count - holdout)):
-        if size >= left:
-            needs_one = field == "dataset.holdout" and not has_test
-            less, larger = max(left // 10, int(needs_one)), counted(left, "image")
+        largest = count - val_size - 1  # at least one image remains for training
+        suggested = min(max(1, count // 10), largest)
+        hint = f"dataset.holdout={suggested}, which takes them from the {count} training images"
+        if largest <= 0:
+            hint = f"a source with test images, or with more than {counted(count, 'image')}"
+        raise DataError(f"dataset={name} has no test images of its own and dataset.holdout=0", hint=hint)
+    for field, size, most in (("dataset.holdout", holdout, count), ("dataset.val_size", val_size, count - holdout)):
+        if size >= most:
+            # without test images of its own, a hold-out of 0 would be refused above
+            suggested = max(most // 10, 1 if field == "dataset.holdout" and not has_test else 0)
+            more_images = f"a source with test images, or more than {counted(most, 'image')}"
             raise DataError(
-                f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {larger}",
+                f"{field}={size} leaves no training image: dataset={name} has {most} to take it from",
+                hint=f"{field}={suggested}" if suggested < most else more_images,
             )
 
 
 def assign_splits(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:
     """Return the split of each of ``count`` training images, uint8 [count].
 
-    Ranked by splitmix64 of their index (Steele, Lea & Flood 2014), the ``holdout`` lowest become TEST, the next
+    Sorted by splitmix64 of their index (Steele, Lea & Flood 2014), the first ``holdout`` images become TEST, the next
     ``val_size`` VAL. So a larger holdout keeps the images of a smaller one, and val_size never changes the test split.
     """
     order = np.argsort(_splitmix64(np.arange(count, dtype=np.uint64)), kind="stable")
-    chosen = np.full(count, TRAIN, dtype=np.uint8)
-    chosen[order[:holdout]] = TEST
-    chosen[order[holdout : holdout + val_size]] = VAL
-    return chosen
+    splits = np.full(count, TRAIN, dtype=np.uint8)
+    splits[order[:holdout]] = TEST
+    splits[order[holdout : holdout + val_size]] = VAL
+    return splits
 
 
 def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix in arithmetic modulo 2^64, which unsigned arrays define."""
+    """Hash each number to a pseudo-random one. Unsigned arrays calculate modulo 2^64, as the algorithm needs."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

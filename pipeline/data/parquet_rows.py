@@ -1,4 +1,4 @@
-"""Read rows of images from parquet files: find the columns, the classes, and the rows."""
+"""The reader of ``dataset=parquet``: finds the columns of images and labels in parquet files, the classes, the rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_CLASSES = 100_000
 
 
 class _Columns(NamedTuple):
-    """The columns of images (as on model hubs, a struct of bytes and path) and labels."""
+    """The columns of images and labels."""
 
     image: str
     label: str
-    is_struct: bool
-    class_names: tuple[str, ...] | None
+    is_struct: bool  # an image is a struct of bytes and path, as on the Hugging Face hub; else plain bytes
+    class_names: tuple[str, ...] | None  # by number, if the file's metadata has them
 
 
 def read_rows(
@@ -38,8 +38,8 @@ def read_rows(
 ) -> tuple[dict[str, Items], tuple[str, ...]]:
     """Return the images of each split, and the names of the classes.
 
-    Paths in the pack are relative to ``folder``; columns that are None are looked for. Raises DataError: a column is
-    missing or ambiguous, shards don't belong together, or classes have gaps.
+    The pack names each image by its shard, relative to ``folder``, and its row. A column that is None is looked for.
+    Raises DataError: a column is missing or ambiguous, shards don't belong together, or classes have gaps.
     """
     shards = sorted(path for paths in shards_by_split.values() for path in paths)
     columns = _columns(shards[0], image_column, label_column)
@@ -62,6 +62,7 @@ def _columns(path: Path, image_column: str | None, label_column: str | None) -> 
     images = [field.name for field in schema if _holds_images(field.type)]
     integers = [field.name for field in schema if pa.types.is_integer(field.type)]
     labels = [field.name for field in schema if field.name in integers or _is_text(field.type)]
+    # a column of texts may be captions, so it is taken for labels only if it is called so
     default_labels = [name for name in ("label", "labels") if name in labels][:1] or integers
     image = _chosen(path, schema, "image_column", image_column, images, images)
     label = _chosen(path, schema, "label_column", label_column, labels, default_labels)
@@ -72,6 +73,7 @@ def _columns(path: Path, image_column: str | None, label_column: str | None) -> 
 def _chosen(
     path: Path, schema: pa.Schema, setting: str, name: str | None, candidates: list[str], defaults: list[str]
 ) -> str:
+    """Return the column ``name`` if it can be used; without a name, the only default. Raises DataError."""
     if name is not None and name in candidates:
         return name
     if name is None and len(defaults) == 1:
@@ -86,7 +88,7 @@ def _chosen(
 
 def _refuse_foreign_shards(shards: list[Path], columns: _Columns) -> None:
     """Refuse shards whose columns differ from those of the first shard (another data set). Raises DataError."""
-    label_types = dict[bool, pa.DataType]()  # by whether they are texts
+    label_types = dict[bool, pa.DataType]()  # is text → the first such type; two entries: the shards disagree
     for path in shards:
         with _open(path) as file:
             schema: pa.Schema = file.schema_arrow
@@ -118,6 +120,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    """Return the class names that the datasets library of Hugging Face stores in a file's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[label]["names"]) or None
@@ -128,10 +131,12 @@ def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
 def _classes(
     shards_by_split: Mapping[str, list[Path]], columns: _Columns, origin: str
 ) -> tuple[tuple[str, ...], dict[int | str, int]]:
+    """Return the names of the classes, and label in the files → class number. Raises DataError."""
     labels_by_split = {split: _labels(paths, columns) for split, paths in shards_by_split.items()}
     train = labels_by_split["train"]
     for split, labels in labels_by_split.items():
         if untrained := sorted(labels - train, key=str):
+            # -1 is the hub's label of a test set whose labels aren't published
             shown = "they have none: -1" if untrained == [-1] else f"{', '.join(map(str, untrained[:8]))}"
             raise DataError(
                 f"{origin}: labels of the {split} rows that no training row has: {shown}", hint="move its files away"
@@ -160,6 +165,7 @@ def _names_of_numbers(numbers: set[int], columns: _Columns, origin: str) -> tupl
 
 
 def _labels(shards: list[Path], columns: _Columns) -> set[int | str]:
+    """Return the different labels of all rows. Raises DataError: a row has none."""
     labels: set[int | str] = set()
     for path in shards:
         for begin, batch in _batches(path, [columns.label]):
@@ -172,7 +178,7 @@ def _labels(shards: list[Path], columns: _Columns) -> set[int | str]:
 
 
 def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
-    """Yield pyarrow's batches of these columns, each after the number of its first row. Raises DataError."""
+    """Yield pairs of a first row's number and pyarrow's batch of these columns from there on. Raises DataError."""
     begin = 0
     with _open(path) as file:
         missing = [name for name in names if name not in file.schema_arrow.names]

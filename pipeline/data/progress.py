@@ -1,4 +1,4 @@
-"""Progress of downloads and packing on stderr, a line every five seconds, and disk space."""
+"""Progress of downloads and packing, as lines on stderr; and checks of the free disk space for them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def megabytes(count: float) -> str:
 
 @contextmanager
 def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield ``on_progress`` if given, else a function whose last report is a line on stderr every five seconds.
+    """Yield ``on_progress`` if given, else a function whose latest report is printed to stderr from time to time.
 
-    Steps without reports (hashing a large file) have lines too; quick work prints nothing.
+    The first line comes after five seconds. It is repeated while a step makes no reports (hashing a large file).
     """
     if on_progress is not None:
         yield on_progress
@@ -50,7 +50,7 @@ def _amount(done: int, total: int | None) -> str:
 
 
 # ------------------------------------------------------------------------------ disk space
-def _full(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
+def _no_room_error(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
     return DataError(
         f"no room in {path}: {needed_bytes} bytes ({megabytes(needed_bytes)}) needed, {free_bytes} free",
         hint="free some space, or paths.data=<a folder on a larger disk>",
@@ -61,7 +61,7 @@ def require_room(path: Path, needed_bytes: int) -> None:
     """Check the free space before writing. Raises DataError."""
     free_bytes = shutil.disk_usage(path).free
     if free_bytes < needed_bytes + _MARGIN_BYTES:
-        raise _full(path, needed_bytes + _MARGIN_BYTES, free_bytes)
+        raise _no_room_error(path, needed_bytes + _MARGIN_BYTES, free_bytes)
 
 
 @contextmanager
@@ -73,4 +73,4 @@ def room(path: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise _full(path, needed_bytes, shutil.disk_usage(path).free) from error
+        raise _no_room_error(path, needed_bytes, shutil.disk_usage(path).free) from error

@@ -1,4 +1,8 @@
-"""The name of a pack: a digest of the settings, the source's content, and the code that reads and packs it."""
+"""The name of a data pack: a digest of the settings, the source's content, and the code that reads and packs it.
+
+So a pack under its name is up to date. Only what a function of yours (``dataset=own``) reads in addition isn't in the
+name: it is recorded in the pack (``READ``) and compared here.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ _IGNORED = (
 
 
 class Request(NamedTuple):
-    """A request for a pack: a data set in the form that ranks read."""
+    """A request for a pack, a data set in the form that ranks read: its name, and what the name was computed from."""
 
     name: str  # <data set>-<12 hex digits>
     stamps: Mapping[Path, Stamp]  # of the source files, from before they were hashed
@@ -70,39 +74,41 @@ class Request(NamedTuple):
 def request(dataset: DatasetConfig, data_dir: Path) -> Request:
     """Compute the request for a pack.
 
-    Local source files count by content; their names only if the module returns names. An address counts by its text,
-    without the login. Raises DataError: a local source is missing or changed while it was hashed; OSError; UsageError:
-    an unknown data set, or its module has an unresolvable import.
+    Local source files count by their content, and by their names if the data set's module returns names; an address by
+    its text, without the login. Raises DataError: a local source is missing, or changed while it was hashed; OSError;
+    UsageError: an unknown data set, or its module has an unresolvable import.
     """
     settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
     local = datasets.module(dataset.name).local_inputs(dataset)
     path_by_name = local if isinstance(local, dict) else {str(number): path for number, path in enumerate(local)}
-    prints = fingerprints([*path_by_name.values()], data_dir)
+    fingerprint_by_path = fingerprints([*path_by_name.values()], data_dir)
     modules = _modules(dataset)
     code = _code(modules)
     decides_pack: dict[str, Any] = {
         **settings,
         "source": _source_in_name(dataset, has_files=bool(path_by_name)),
-        "inputs": {name: prints[path].sha256 for name, path in path_by_name.items()},
+        "inputs": {name: fingerprint_by_path[path].sha256 for name, path in path_by_name.items()},
         "version": VERSION,
         "code": dict(code.digests),
     }
+    # canonical JSON sorts names, but a function of yours may depend on the order inside a mapping that it is given
     if order := orders_of_config({"dataset": settings}):
         decides_pack["order"] = order
     if dataset.name == OWN or not modules[0].startswith(f"{datasets.__name__}."):
         decides_pack["versions"] = dict(code.versions)  # installed packages count by their version
     return Request(
         name=f"{dataset.name}-{sha256_text(canonical_json(decides_pack))[:12]}",
-        stamps={path: known.stamp for path, known in prints.items()},
+        stamps={path: fingerprint.stamp for path, fingerprint in fingerprint_by_path.items()},
         code=code.digests,
         modules=modules,
     )
 
 
 def _modules(dataset: DatasetConfig) -> tuple[str, ...]:
+    """Return the modules whose code makes the pack. The first is the data set's, which another package may provide."""
     decoding = (_IMAGES,) if isinstance(dataset, ImageFilesConfig) else ()
-    own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
-    return (datasets.DATASETS.target(dataset.name), _PACKING, *decoding, *own)
+    user_module = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
+    return (datasets.DATASETS.target(dataset.name), _PACKING, *decoding, *user_module)
 
 
 def _code(modules: tuple[str, ...]) -> Closure:
@@ -110,6 +116,7 @@ def _code(modules: tuple[str, ...]) -> Closure:
 
 
 def _source_in_name(dataset: DatasetConfig, *, has_files: bool) -> str | None:
+    """Return what of ``dataset.source`` counts in the name: not the path of local files, whose content counts."""
     if dataset.source is None:
         return None
     path = local_path(dataset.source)
@@ -119,30 +126,31 @@ def _source_in_name(dataset: DatasetConfig, *, has_files: bool) -> str | None:
 
 
 READ = "read.json"
-"""File in a pack that records what a user-defined function read in addition, in the format of ``stored_record``."""
+"""File in a pack that records what a user-defined function read besides its source, as ``stored_record`` returns it."""
 
 
-def stored_record(inputs: InputRecord, own: Collection[str] = ()) -> dict[str, Any]:
-    """Return a program's ``record_inputs`` without secret names, with digests of the variables that its code read.
+def stored_record(inputs: InputRecord, given_variables: Collection[str] = ()) -> dict[str, Any]:
+    """Return the record of what a program read, to be stored and compared later (``reads_changed``).
 
-    ``own``: variables that it was given.
+    Names that may be secret are left out. ``values`` is added: variable that the program's own code read → digest of
+    its value; None for ``given_variables``, which the caller has set and covers by a key.
     """
     record = masking.without_secret_names({**inputs})
-    digests = rank_environment.variable_digests(os.environ, own)
+    digests = rank_environment.variable_digests(os.environ, given_variables)
     return {**record, "values": {name: digests.get(name, "") for name in record["own_variables"]}}
 
 
-def reads_changed(record: Mapping[str, Any], root: Path, versions: Collection[str] = ()) -> str | None:
-    """Explain what of ``stored_record`` has changed; None: nothing. ``versions``: distributions that the key holds."""
-    changed = first_change(record, root, versions)
+def reads_changed(record: Mapping[str, Any], root: Path, keyed_versions: Collection[str] = ()) -> str | None:
+    """Explain what has changed since a ``stored_record`` was made; None: nothing. A key holds ``keyed_versions``."""
+    changed = first_change(record, root, keyed_versions)
     return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
 
 
 def stale_because(folder: Path, root: Path) -> str | None:
-    """Explain which additional input of the pack's function has changed since; None if none has."""
+    """Explain which input, recorded in the pack, has changed since it was built; None if none has."""
     try:
         return reads_changed(json.loads((folder / READ).read_text(encoding="utf-8")), root)
-    except FileNotFoundError:
+    except FileNotFoundError:  # only packs of dataset=own have the file
         return None
     except (OSError, ValueError, RecursionError, AttributeError):
         return f"{READ} is damaged"

@@ -1,7 +1,4 @@
-"""Find a data set's pack (the form that ranks read) in ``paths.data``, or build it.
-
-It is built once, however many processes want it at a time.
-"""
+"""The store of data packs in ``paths.data``: finds a data set's pack, or builds it once for all who want it."""
 
 from __future__ import annotations
 
@@ -52,21 +49,22 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
-        wanted = request(dataset, data_dir)
-        target = data_dir / wanted.name
+        pack_request = request(dataset, data_dir)
+        target = data_dir / pack_request.name
         pack = intact(target)
         if pack is not None:
             return pack
         lock = data_dir / f".{dataset.name}.lock"  # one per data set, so that two packs of one set share a download
         with held(lock, meanwhile=lambda: report(f"waiting for another process that holds {lock}", 0, None)):
-            wanted = request(dataset, data_dir)  # its inputs may have changed during the wait
-            target = data_dir / wanted.name
+            pack_request = request(dataset, data_dir)  # its inputs may have changed during the wait
+            target = data_dir / pack_request.name
             if (pack := intact(target)) is not None:
                 return pack
-            return _build(dataset, target, wanted, report)
+            return _build(dataset, target, pack_request, report)
 
 
-def _build(dataset: DatasetConfig, target: Path, wanted: Request, report: OnProgress) -> Pack:
+def _build(dataset: DatasetConfig, target: Path, pack_request: Request, report: OnProgress) -> Pack:
+    """Build the pack in a temporary folder, then move it to ``target``. The caller holds the data set's lock."""
     # these load numpy and Pillow, and looking up a pack needs neither
     from pipeline.data import images, own_process, packing
 
@@ -79,21 +77,21 @@ def _build(dataset: DatasetConfig, target: Path, wanted: Request, report: OnProg
     work, folder = Workspace(folder=building, downloads=downloads, report=report), building / "pack"
     try:
         if dataset.name == OWN:
-            made = own_process.pack(dataset, wanted, work, target)
+            pack_manifest = own_process.pack(dataset, pack_request, work, target)
         else:
             loaded = datasets.module(dataset.name).load(dataset, work)
             if isinstance(loaded, ImageSource):
                 assert isinstance(dataset, ImageFilesConfig)  # no other data set has the settings of images
                 loaded = images.raw_set(loaded, dataset, report)
             folder.mkdir()
-            made = packing.write(loaded, dataset, folder, report)
-            wanted.refuse_changed()  # the pack's name stands for the content that was hashed
+            pack_manifest = packing.write(loaded, dataset, folder, report)
+            pack_request.refuse_changed()  # the pack's name stands for the content that was hashed
         fsync(folder)
         if target.exists():  # altered or incomplete, so that `intact` has refused it
             target.rename(building / "refused")
         folder.rename(target)
         fsync(target.parent)
-        return Pack(target, made)
+        return Pack(target, pack_manifest)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -103,11 +101,13 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
     try:
         yield
     except OSError as error:
-        local = local_path(dataset.source) if dataset.source else None
-        failed = Path(error.filename) if isinstance(error.filename, str) else None
-        of_pack = failed is None or (data_dir is not None and failed.is_relative_to(data_dir))
-        of_source = local is not None and failed is not None and failed.is_relative_to(local) and not of_pack
-        hint = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
+        # The hint depends on which side failed: reading the source, or writing the pack.
+        source = local_path(dataset.source) if dataset.source else None
+        failed_path = Path(error.filename) if isinstance(error.filename, str) else None
+        is_of_source = failed_path is not None and source is not None and failed_path.is_relative_to(source)
+        if failed_path is not None and data_dir is not None and failed_path.is_relative_to(data_dir):
+            is_of_source = False  # paths.data may lie inside the source's folder
+        hint = "dataset.source=<what you can read>" if is_of_source else "paths.data=<a folder that you can write to>"
         raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", hint=hint) from error
 
 

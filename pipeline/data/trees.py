@@ -1,4 +1,9 @@
-"""The data of a script: files and folders of any kind, identified by content, as launchers send them to hosts."""
+"""The data of a script: files and folders of any kind, named by the digest of their content.
+
+A script finds them by ``{data}`` in its arguments. Here they are one folder of links, ``script-<12 hex digits>`` in
+``paths.data``, from which launchers send the files to hosts. For a script it is what ``manifest.Pack`` is for the
+built-in trainer.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,12 @@ from pipeline.keys.script_files import DataPath
 from trainers.contract.run_folder import MANIFEST
 
 CONTENT = "content"
-"""The name of the folder in a pack, or of the folder that contains the single file."""
+"""The name of the first data folder in a pack, or of the folder that contains a single file; the next is content2."""
 _PACK = re.compile(r".+-[0-9a-f]{12}")
 
 
 class Tree(NamedTuple):
-    """The data of a script as one pack."""
+    """The data of a script as one pack; also a part of it, which has no ``path`` of its own."""
 
     path: Path | None  # the folder that a host receives; None: no data
     digest: str
@@ -44,13 +49,14 @@ class Tree(NamedTuple):
         if self.path is None:
             return
         for inside, source in zip(self.inside, self.sources, strict=True):
-            _link(self.path, self.path / inside, source.resolve())  # a run isn't led elsewhere if a link is changed
+            # resolved, so that a link of the user's that is changed later doesn't lead the run elsewhere
+            _link(self.path, self.path / inside, source.resolve())
         sizes_bytes = {name: stamp.size_bytes for name, stamp in self.stamps.items()}
         described = {"files": sizes_bytes, "sha256": dict(self.contents), "empty": [*self.empty]}
         write_json(self.path / MANIFEST, {"digest": self.digest, **described})
 
     def replaced_meanwhile(self, data: Sequence[DataPath], data_dir: Path) -> tuple[str, ...]:
-        """Return the files of a script's data that are gone or other than when the run began."""
+        """Return the files of ``data`` that were changed or removed since this object described them."""
         if self.path is None:
             return ()
         try:
@@ -58,17 +64,18 @@ class Tree(NamedTuple):
         except DataError as error:  # gone, or being written to
             return (error.what,)
         changed = [name for name, sha256 in self.contents.items() if now.contents.get(name) != sha256]
-        return tuple(_below_source(name, self) for name in sorted(changed))
+        return tuple(_user_path(name, self) for name in sorted(changed))
 
 
 def _link(pack: Path, link: Path, source: Path) -> None:
-    if link.parent != pack and link.parent.is_symlink():  # a link there would lead into the user's folder
+    # A parent that is a link leads into a folder of the user's, where nothing may be written.
+    if link.parent != pack and link.parent.is_symlink():
         link.parent.unlink()
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink() or link.readlink() != source:
-        made = pack / f"{temporary_prefix('.link')}{os.urandom(4).hex()}"
-        made.symlink_to(source)
-        made.replace(link)  # atomic, because another command may do the same concurrently
+        temporary = pack / f"{temporary_prefix('.link')}{os.urandom(4).hex()}"
+        temporary.symlink_to(source)
+        temporary.replace(link)  # atomic, because another command may do the same concurrently
 
 
 NO_DATA = Tree(path=None, digest="")
@@ -76,7 +83,10 @@ NO_DATA = Tree(path=None, digest="")
 
 def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
     """Describe the current content of a script's data. Hashes only files with changed stamps. Raises DataError."""
-    parts = [_part(one, f"{CONTENT}{number if number > 1 else ''}", data_dir) for number, one in enumerate(data, 1)]
+    parts = []
+    for number, data_path in enumerate(data, 1):
+        top = CONTENT if number == 1 else f"{CONTENT}{number}"
+        parts.append(_part(data_path, top, data_dir))
     if not parts:
         return NO_DATA
     digest = parts[0].digest if len(parts) == 1 else sha256_text(canonical_json([part.digest for part in parts]))
@@ -84,7 +94,7 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
         path=data_dir.absolute() / f"script-{digest[:12]}",
         digest=digest,
         inside=tuple(inside for part in parts for inside in part.inside),
-        sources=tuple(one.path for one in data),
+        sources=tuple(data_path.path for data_path in data),
         stamps={name: stamp for part in parts for name, stamp in part.stamps.items()},
         contents={name: sha256 for part in parts for name, sha256 in part.contents.items()},
         empty=tuple(name for part in parts for name in part.empty),
@@ -92,11 +102,11 @@ def tree(data: Sequence[DataPath], data_dir: Path) -> Tree:
 
 
 def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
-    """Return ``train.csv changed`` for each file that differs from data of another digest that was used here."""
+    """Return a line such as ``train.csv changed`` for each file that differs from the data of ``old_digest``."""
     try:
         old = documents.read(data_dir / f"script-{old_digest[:12]}" / MANIFEST)
         before = dict(old["sha256"]) if old["digest"] == old_digest else {}
-    except (OSError, ValueError, KeyError, TypeError):  # removed, or altered
+    except (OSError, ValueError, KeyError, TypeError):  # removed, altered, or only on another computer
         return []
     if not before:
         return []
@@ -104,42 +114,50 @@ def changed_files(now: Tree, old_digest: str, data_dir: Path) -> list[str]:
     for name in sorted(before.keys() | now.contents.keys()):
         if before.get(name) != now.contents.get(name):
             change = "added" if name not in before else "removed" if name not in now.contents else "changed"
-            changes.append(f"{_below_source(name, now)} {change}")
+            changes.append(f"{_user_path(name, now)} {change}")
     return changes
 
 
-def _below_source(name: str, tree: Tree) -> str:
-    """Return a path in the pack as users know it: with the name of its data's folder in the place of ``content``."""
+def _user_path(name: str, tree: Tree) -> str:
+    """Return a path in the pack as users know it: with the name of the user's folder in the place of ``content``."""
     top, _, below = name.partition("/")
-    source = next((path for at, path in zip(tree.inside, tree.sources, strict=True) if at == top), None)
-    return below if source is None else f"{source.name}/{below}"
+    for inside, source in zip(tree.inside, tree.sources, strict=True):
+        if inside == top:
+            return f"{source.name}/{below}"
+    return below  # a single file
 
 
-def _part(one: DataPath, top: str, data_dir: Path) -> Tree:
-    source = one.path
+def _part(data_path: DataPath, top: str, data_dir: Path) -> Tree:
+    """Describe one file or folder, which lies below ``top`` in the pack. Raises DataError."""
+    source = data_path.path
     try:
-        names, empty = _below(one, data_dir.resolve())
-        prints = fingerprints(names, data_dir)
+        paths, empty = _files_and_empty_folders(data_path, data_dir.resolve())
+        fingerprint_by_path = fingerprints(paths, data_dir)
     except OSError as error:
-        raise DataError(f"{one.field}={source} can't be read: {os_reason(error)}", hint=_hint(one)) from error
-    if not prints:
-        raise DataError(f"{one.field}={source} holds no file")
-    below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in prints}
-    contents = {below[path]: known.sha256 for path, known in prints.items()}
+        what = f"{data_path.field}={source} can't be read: {os_reason(error)}"
+        raise DataError(what, hint=_hint(data_path)) from error
+    if not fingerprint_by_path:
+        raise DataError(f"{data_path.field}={source} holds no file")
+    is_folder = source.is_dir()
+    names = {path: path.relative_to(source).as_posix() if is_folder else path.name for path in fingerprint_by_path}
+    contents = {names[path]: fingerprint.sha256 for path, fingerprint in fingerprint_by_path.items()}
     # A folder with one file must differ from the file itself, because a script treats their paths differently.
-    alone = ["./"] if source.is_dir() and len(contents) == 1 else []
+    folder_marker = ["./"] if is_folder and len(contents) == 1 else []
     return Tree(
         path=None,
-        digest=sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *alone], "")})),
-        inside=(top if source.is_dir() else f"{top}/{source.name}",),
-        stamps={f"{top}/{below[path]}": known.stamp for path, known in prints.items()},
+        digest=sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *folder_marker], "")})),
+        inside=(top if is_folder else f"{top}/{source.name}",),
+        stamps={f"{top}/{names[path]}": fingerprint.stamp for path, fingerprint in fingerprint_by_path.items()},
         contents={f"{top}/{name}": sha256 for name, sha256 in contents.items()},
         empty=tuple(f"{top}/{name}" for name in empty),
     )
 
 
-def _hint(one: DataPath) -> str | None:
-    return None if one.field == "program.data" else f"program.untracked=['{one.path}'], if every host has it there"
+def _hint(data_path: DataPath) -> str | None:
+    """Return how to leave out a path that was taken for data because an argument of the script names it."""
+    if data_path.field == "program.data":
+        return None
+    return f"program.untracked=['{data_path.path}'], if every host has it there"
 
 
 def sources(data_dir: Path) -> Iterator[Path]:
@@ -149,33 +167,27 @@ def sources(data_dir: Path) -> Iterator[Path]:
         yield from (link.readlink() for link in links if link.is_symlink())
 
 
-def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
-    """Return all files, and the empty folders (``a/b/``), which a script may see too.
-
-    What Paceline keeps in ``data_dir`` is left out, as ``data_dir`` may be the same folder.
-
-    Raises DataError: a link to a folder or to nothing; OSError.
-    """
-    source = one.path
+def _files_and_empty_folders(data_path: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
+    """Return all files and all empty folders (``a/b/``). Raises DataError: a link that can't be sent; OSError."""
+    source = data_path.path
     if not source.is_dir():
         return [source], []
     files, empty = list[Path](), list[str]()
-    top = source.resolve()
-    of_packs = [*data_dir.iterdir()] if data_dir.is_relative_to(top) and data_dir.is_dir() else []
-    kept = {source / path.relative_to(top) for path in of_packs if _is_of_paceline(path)}
+    # paths.data may lie in the user's folder, or be it; what Paceline keeps there is no data of the script
+    real_source = source.resolve()
+    in_data_dir = [*data_dir.iterdir()] if data_dir.is_relative_to(real_source) and data_dir.is_dir() else []
+    skipped = {source / path.relative_to(real_source) for path in in_data_dir if _is_of_paceline(path)}
     for path in sorted(source.rglob("*")):
-        if kept and not kept.isdisjoint([path, *path.parents]):
+        if skipped and not skipped.isdisjoint([path, *path.parents]):
             continue
-        if path.is_symlink() and not path.exists():
-            raise DataError(
-                f"{one.field}={source}: {path.relative_to(source)} is a link to {path.readlink()}, which isn't there",
-                hint=_hint(one) or "take it away, or put there what it leads to",
-            )
-        if path.is_symlink() and path.is_dir():
-            raise DataError(
-                f"{one.field}={source}: {path.relative_to(source)} is a link to a folder, which is not sent",
-                hint=_hint(one) or "put the folder itself there, or name the folder that it leads to",
-            )
+        if path.is_symlink() and not path.is_file():
+            link, hint = f"{data_path.field}={source}: {path.relative_to(source)} is a link to", _hint(data_path)
+            if not path.exists():
+                hint = hint or "take it away, or put there what it leads to"
+                raise DataError(f"{link} {path.readlink()}, which isn't there", hint=hint)
+            if path.is_dir():
+                hint = hint or "put the folder itself there, or name the folder that it leads to"
+                raise DataError(f"{link} a folder, which is not sent", hint=hint)
         if path.is_file():
             files.append(path)
         elif path.is_dir() and not any(path.iterdir()):
@@ -184,6 +196,7 @@ def _below(one: DataPath, data_dir: Path) -> tuple[list[Path], list[str]]:
 
 
 def _is_of_paceline(path: Path) -> bool:
+    """Return True for an entry of ``paths.data`` that Paceline made: a pack, a lock or a cache."""
     if path.name.startswith("."):
         return path.name == FINGERPRINTS or path.name.endswith(".lock") or path.name.startswith(".building-")
     return _PACK.fullmatch(path.name) is not None and (path / MANIFEST).is_file()

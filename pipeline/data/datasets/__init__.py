@@ -1,4 +1,4 @@
-"""The data sets: one module each, imported by name when used. docs/datasets.md shows how to add one."""
+"""The data sets of ``dataset=NAME``: one module each, imported when used. docs/datasets.md shows how to add one."""
 
 from __future__ import annotations
 

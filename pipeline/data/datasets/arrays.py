@@ -1,7 +1,7 @@
-"""Data set of a user's arrays: one .npz with ``images`` and ``labels``, or Keras's ``x_train``, ``y_train``, ….
+"""``dataset=arrays``: your own arrays in one .npz: ``images``, ``labels``, perhaps ``test_images`` and ``test_labels``.
 
-``test_images`` and ``test_labels`` are optional. The channels are the second or last axis, whichever has 1, 3 or 4; an
-array ``layout`` ("NCHW", "NHWC") decides if both have.
+The axis of the channels is the second or the last, whichever has length 1, 3 or 4. If both have, a string array
+``layout`` ("NCHW" or "NHWC") decides.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     path = local_path(source)
     origin = str(path)
     if path is None:
-        wanted = DownloadRequest(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
-        path, origin = download(config, wanted, work.folder, work.report), shown(source)
+        request = DownloadRequest(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
+        path, origin = download(config, request, work.folder, work.report), shown(source)
     made = raw_set(path, source="arrays of a .npz file", origin=origin)
     return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
 
 
 def raw_set(arrays: Path | Mapping[str, Any], *, source: str, origin: str) -> RawSet:
-    """Check the arrays of a .npz file or a mapping, and split them into training and test images. Raises DataError."""
+    """Check the arrays of a .npz file or a mapping, and return the data set that they are. Raises DataError."""
     from pipeline.data.npz import ArrayFile, InMemory  # loads numpy: looking up a pack reads no array
 
     file: Arrays = ArrayFile(arrays) if isinstance(arrays, Path) else InMemory(origin, arrays)
@@ -97,9 +97,11 @@ class _Half:
     @classmethod
     def open(cls, file: Arrays, images: str, labels: str) -> _Half:
         shape, channels_last = _image_shape(file, images)
-        count, label_count = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
-        if label_count not in ((), (count,)):  # checked from the headers, before the arrays are read
-            raise DataError(f"{file.path}: {images} has {count} images, {labels} {label_count[0]}; wanted: as many")
+        count = file.header(images).shape[0]
+        # Compare the headers first, before the labels are read. `_labels` reports labels that are missing or scalar.
+        label_shape = file.header(labels).shape if labels in file.names else ()
+        if label_shape and label_shape[0] != count:
+            raise DataError(f"{file.path}: {images} has {count} images, {labels} {label_shape[0]}; wanted: as many")
         label_array = _labels(file, labels)
         if count == 0:
             raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
@@ -118,6 +120,7 @@ class _Half:
 
 
 def _image_shape(file: Arrays, name: str) -> tuple[tuple[int, int, int], bool]:
+    """Return the shape (C, H, W) of an image, and whether the array has the channels last. Raises DataError."""
     dtype, shape = file.header(name).dtype, file.header(name).shape
     if dtype != "uint8":
         raise DataError(
@@ -134,19 +137,19 @@ def _image_shape(file: Arrays, name: str) -> tuple[tuple[int, int, int], bool]:
 
 
 def _channels_last(file: Arrays, name: str, shape: tuple[int, ...]) -> bool:
-    last, first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
     if "layout" in file.names:
         layout = str(file.load("layout"))
         if layout not in ("NHWC", "NCHW"):
             raise DataError(f"{file.path}: layout is {layout!r}; wanted: 'NHWC' or 'NCHW'")
         return layout == "NHWC"
-    if last == first:
+    may_be_last, may_be_first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
+    if may_be_last == may_be_first:
         raise DataError(
             f"{file.path}: {name} has shape {shape}, which does not tell where the channels are "
             f"(an axis of {', '.join(map(str, _CHANNELS))})",
             hint="save one more array in the .npz: layout='NHWC' or layout='NCHW'",
         )
-    return last
+    return may_be_last
 
 
 def _labels(file: Arrays, name: str) -> Labels:
@@ -166,8 +169,10 @@ def _labels(file: Arrays, name: str) -> Labels:
 
 
 def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
+    """Return the number of classes. Raises DataError: class numbers have gaps, or the test labels have further ones."""
     present: set[int] = {*train.labels.tolist()}
     classes = max(present) + 1
+    # a wrong label may be as large as 2^31: look no further than where the gaps to list must be
     gaps = [number for number in range(min(classes, len(present) + _MAX_GAPS)) if number not in present]
     if gaps:
         listed = ", ".join(map(str, gaps[:_MAX_GAPS]))

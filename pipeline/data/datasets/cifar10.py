@@ -27,6 +27,7 @@ _RECORD_BYTES = 1 + _PIXEL_BYTES
 
 
 def _files(rows: str) -> tuple[OfficialFile, ...]:
+    """Parse lines of file name, size in bytes and sha256."""
     cells = (row.split() for row in rows.strip().splitlines())
     return tuple(OfficialFile(name=name, size_bytes=int(size), sha256=sha) for name, size, sha in cells)
 
@@ -98,8 +99,8 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 
 def _part(layout: PublishedLayout, paths: list[Path]) -> Part:
-    read = _read_python if layout.folders == PYTHON.folders else _read_binary
-    return Part(count=_BATCH * len(paths), blocks=lambda: (block for path in paths for block in read(path)))
+    read_batch = _read_python if layout.folders == PYTHON.folders else _read_binary
+    return Part(count=_BATCH * len(paths), blocks=lambda: (block for path in paths for block in read_batch(path)))
 
 
 def _read_binary(path: Path) -> Iterator[Block]:

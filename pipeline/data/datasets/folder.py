@@ -1,4 +1,4 @@
-"""Data set of image files, one folder per class as in torchvision's ImageFolder: JPEG, PNG, WebP or BMP."""
+"""``dataset=folder``: image files in one folder per class, as in torchvision's ImageFolder (JPEG, PNG, WebP or BMP)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """The images by split: train, val, test → (path below ``root``, class number), sorted."""
+    """The image files of a data set by split and class, sorted."""
 
     root: Path
     classes: tuple[str, ...]
-    parts: Mapping[str, tuple[tuple[str, int], ...]]
-    val_is_test: bool
+    parts: Mapping[str, tuple[tuple[str, int], ...]]  # train, val, test → pairs (path below root, class number)
+    val_is_test: bool  # there is no test/, so the images of val/ are the test split
 
     @property
     def files(self) -> dict[str, Path]:
@@ -43,9 +43,10 @@ class ClassFolders:
 def find_class_folders(folder: Path, source: str) -> ClassFolders:
     """Find ``CLASS/…``, or ``train/CLASS/…`` with optional ``val/`` (``valid/``, ``validation/``) and ``test/``.
 
-    Raises DataError that names what is in no such place, and OSError. ``source`` names the folder in messages.
+    ``source`` names the folder in messages. Raises DataError: an image or folder is elsewhere; OSError.
     """
     root = _below_single(folder)
+    # split → name of its folder; without such folders all images are training images
     splits = {_SPLITS[name.lower()]: name for name in _folders(root, source) if name.lower() in _SPLITS}
     if splits and "train" not in splits:
         raise DataError(
@@ -55,9 +56,9 @@ def find_class_folders(folder: Path, source: str) -> ClassFolders:
     names = splits or {"train": ""}
     classes = _classes(root / names["train"], source, names["train"])
     parts = {part: _part(root, name, classes, source) for part, name in names.items()}
-    seen = {label for _, label in parts["train"]}
+    trained = {label for _, label in parts["train"]}
     for number, name in enumerate(classes):
-        if number not in seen:
+        if number not in trained:
             raise DataError(f"{source}: the class {name!r} has no training image", hint=_layout_hint(names["train"]))
     val_is_test = "val" in parts and "test" not in parts
     if val_is_test:
@@ -66,11 +67,12 @@ def find_class_folders(folder: Path, source: str) -> ClassFolders:
 
 
 def _below_single(folder: Path) -> Path:
-    """Descend through folders that contain a single folder, as unpacked archives do."""
+    """Descend while a folder contains only one folder, as an unpacked archive does (``images-1.0/cat/1.jpg``)."""
     while True:
         entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
         if len(entries) != 1 or not entries[0].is_dir() or entries[0].name.lower() in _SPLITS:
             return folder
+        # if the only folder holds no folders, it is a class, and the error says that one class is too few
         inner = Path(entries[0].path)
         if not any(item.is_dir() for item in os.scandir(inner)) or inner.is_symlink():
             return folder
@@ -78,6 +80,7 @@ def _below_single(folder: Path) -> Path:
 
 
 def _folders(folder: Path, source: str) -> list[str]:
+    """Return the names of the folders in ``folder``. Raises DataError: there are images beside them."""
     entries = [item for item in os.scandir(folder) if not item.name.startswith((".", "__MACOSX"))]
     loose = sorted(item.name for item in entries if _is_image(item.name) and not item.is_dir())
     if loose:
@@ -98,14 +101,14 @@ def _classes(folder: Path, source: str, split: str) -> list[str]:
 
 
 def _layout_hint(split: str) -> str:
-    return (
-        f"one folder a class, as in {split + '/' if split else ''}cat/1.jpg and {split + '/' if split else ''}dog/1.jpg"
-    )
+    prefix = f"{split}/" if split else ""
+    return f"one folder a class, as in {prefix}cat/1.jpg and {prefix}dog/1.jpg"
 
 
 def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tuple[str, int], ...]:
-    folders_by_class = _folders(root / split, source)
-    unexpected = [name for name in folders_by_class if name not in classes]
+    """Return (path below ``root``, class number) of the images in the folder of a split. Raises DataError, OSError."""
+    class_folders = _folders(root / split, source)
+    unexpected = [name for name in class_folders if name not in classes]
     if unexpected:
         raise DataError(
             f"{source}: {split}/ has {first_of(unexpected, _MOST_LISTED)}, which train/ hasn't; "
@@ -115,7 +118,7 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
     images = [
         (path.relative_to(root).as_posix(), label)
         for label, name in enumerate(classes)
-        if name in folders_by_class
+        if name in class_folders
         for path in sorted(_images(root / split / name, source))
     ]
     if not images:
@@ -157,7 +160,7 @@ _WANTED = "a folder with one folder a class, an archive of it, or an s3:// addre
 
 @dataclass(kw_only=True)
 class FolderConfig(ImageFilesConfig):
-    """A folder with one folder a class, or with train/, val/ and test/ of them; or an archive of it."""
+    """A folder with one folder per class, or with train/, val/ and test/ that have these; or an archive of it."""
 
     name: str = "folder"
 
@@ -170,14 +173,14 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: FolderConfig, work: Workspace) -> ImageSource:
-    place = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
-    class_folders = find_class_folders(place.path, place.origin)
+    fetched = folder.get_folder(config, work, _WANTED, IMAGE_SUFFIXES)
+    class_folders = find_class_folders(fetched.path, fetched.origin)
     val_is_test = "; the test split is their val folder" if class_folders.val_is_test else ""
     return ImageSource(
         parts={name: partial(_items, class_folders.root, part) for name, part in class_folders.parts.items()},
         classes=class_folders.classes,
-        text=f"images in one folder a class{val_is_test}",
-        origin=place.origin,
+        description=f"images in one folder a class{val_is_test}",
+        origin=fetched.origin,
     )
 
 

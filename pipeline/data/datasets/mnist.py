@@ -25,10 +25,11 @@ _MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-_LABELS_BEGIN = 8  # behind a magic number and the count
+_LABELS_OFFSET = 8  # bytes; a magic number and the count come first
 
 
 def _layout(title: str, *rows: tuple[str, int, str]) -> PublishedLayout:
+    """Make a layout of rows of (file name, size in bytes, sha256): two training files, then the test files."""
     files = tuple(OfficialFile(name=name, size_bytes=size, sha256=sha) for name, size, sha in rows)
     return PublishedLayout(title=title, folders=_FOLDERS, train=files[:2], test=files[2:])
 
@@ -92,7 +93,7 @@ def _read_idx(images: Path, labels: Path) -> Iterator[Block]:
     """Read both files of a part block by block. Their checksums were verified."""
     with _opened(images) as image_file, _opened(labels) as label_file:
         count, height, width = _shape(image_file)
-        label_file.seek(_LABELS_BEGIN)
+        label_file.seek(_LABELS_OFFSET)
         step = images_per_block((1, height, width))
         for begin in range(0, count, step):
             size = min(step, count - begin)

@@ -1,4 +1,4 @@
-"""Data set made by a user-defined function: ``dataset=own dataset.target=my_package.data:make dataset.args.n=64``."""
+"""``dataset=own``: arrays that a function of yours returns. ``load`` runs in the process of ``data.own_process``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OPTIONAL = ("test_images", "test_labels", "classes")
 @dataclass(kw_only=True)
 class OwnDatasetConfig(DatasetConfig):
     """A function of yours that returns a mapping with ``images`` (uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]) and
-    ``labels`` (integers [N]), and ``test_images``, ``test_labels`` and ``classes`` (names) where you have them.
+    ``labels`` (integers [N]), and ``test_images``, ``test_labels`` and ``classes`` (names) if you have them.
 
-    An array may be a numpy.memmap. The function gets ``source`` (a pathlib.Path, or None) if its signature has this
-    name. What it and the modules of the project that it imports say decides the pack, as do the files of source.
+    An array may be a numpy.memmap. The function gets ``source`` (a pathlib.Path, or None) if it has such a parameter.
+    The data is made anew when the function, a module of the project that it imports, or a file of the source changes.
 
     Attributes:
         target: the function, as package.module:name.
@@ -52,22 +52,22 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
-    made = _made(config, work.root)
-    missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
-    if missing:
-        seen = f"a mapping with {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__name__
+    returned = _call_or_explain(config, work.root)
+    if not isinstance(returned, Mapping) or not {"images", "labels"} <= {*returned}:
+        is_mapping = isinstance(returned, Mapping)
+        seen = f"a mapping with {', '.join(map(str, returned))}" if is_mapping else type(returned).__name__
         raise DataError(f"{config.target} returned {seen}; wanted: a mapping with {_WANTED}")
-    strange = [str(name) for name in made if name not in ("images", "labels", *_OPTIONAL)]
-    if strange:
-        raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
-    raw = arrays.raw_set(made, source="images of a function", origin=config.target)
-    names = _names(made.get("classes", raw.classes), config.target)
+    unknown = [str(name) for name in returned if name not in ("images", "labels", *_OPTIONAL)]
+    if unknown:
+        raise DataError(f"{config.target} returned {', '.join(unknown)} too; wanted: {_WANTED}")
+    raw = arrays.raw_set(returned, source="images of a function", origin=config.target)
+    names = _class_names(returned.get("classes", raw.classes), config.target)
     if len(names) != len(raw.classes):
         raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(raw.classes)}")
     return replace(raw, classes=names)
 
 
-def _names(names: Any, target: str) -> tuple[str, ...]:
+def _class_names(names: Any, target: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise DataError(f"{target} returned classes={names!r}; wanted: a list of names")
     return tuple(map(str, names))
@@ -85,25 +85,29 @@ def _source(config: DatasetConfig) -> Path | None:
     return path
 
 
-def _made(config: OwnDatasetConfig, root: Path) -> Any:
+def _call_or_explain(config: OwnDatasetConfig, root: Path) -> Any:
+    """Call the function; if it raises anything (sys.exit too), raise a DataError that names the line."""
     try:
-        return _called(config, root)
+        return _call(config, root)
     except DataError:
         raise
     except BaseException as error:
-        raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error, root)}") from error
+        raise DataError(f"dataset.target={config.target} raised {named(error)}{_location(error, root)}") from error
 
 
-def _called(config: OwnDatasetConfig, root: Path) -> Any:
+def _call(config: OwnDatasetConfig, root: Path) -> Any:
     module, _, name = config.target.partition(":")
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     make = getattr(importlib.import_module(module), name)
-    offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
-    return make(**{**offered, **dict(sorted(config.args.items()))})
+    arguments: dict[str, Any] = {}
+    if "source" in inspect.signature(make).parameters:
+        arguments["source"] = _source(config)
+    # sorted, because the pack's name doesn't depend on their order either
+    return make(**{**arguments, **dict(sorted(config.args.items()))})
 
 
-def _place(error: BaseException, root: Path) -> str:
+def _location(error: BaseException, root: Path) -> str:
     """Return `` (my_package/data.py:12)``: the innermost frame in the project's code, else the innermost frame."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [frame for frame in frames if frame.filename.startswith(f"{root}/") and "site-packages" not in frame.filename]

@@ -1,4 +1,4 @@
-"""Data set of parquet files: a column of encoded images and one of labels, in any number of shards."""
+"""``dataset=parquet``: parquet files with a column of encoded images and one of labels, in any number of shards."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ParquetConfig(ImageFilesConfig):
     """A .parquet file or a folder of shards: a column of encoded images, and one of labels (integers or names).
 
     Attributes:
-        image_column: its name; null: the only column of images.
-        label_column: its name; null: label, labels, or the only column of integers.
+        image_column: name of the column of images; null: the only one.
+        label_column: name of the column of labels; null: label, labels, or the only column of integers.
     """
 
     name: str = "parquet"
@@ -43,15 +43,14 @@ def load(config: ParquetConfig, work: Workspace) -> ImageSource:
 
     single = source_folder.one_file(config, work, _WANTED, ".parquet")
     if single is not None:
-        place = source_folder.Fetched(single.path.parent, single.origin)
-        shards = [single.path]
+        folder, shards = source_folder.Fetched(single.path.parent, single.origin), [single.path]
     else:
-        place = source_folder.get_folder(config, work, _WANTED, (".parquet",))
-        shards = _shards(place.path, place.origin)
+        folder = source_folder.get_folder(config, work, _WANTED, (".parquet",))
+        shards = _shards(folder.path, folder.origin)
     parts, classes = read_rows(
-        _splits(shards, place),
-        place.path,
-        place.origin,
+        _shards_by_split(shards, folder),
+        folder.path,
+        folder.origin,
         image_column=config.image_column,
         label_column=config.label_column,
     )
@@ -61,8 +60,8 @@ def load(config: ParquetConfig, work: Workspace) -> ImageSource:
     return ImageSource(
         parts=parts,
         classes=classes,
-        text=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
-        origin=place.origin,
+        description=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
+        origin=folder.origin,
     )
 
 
@@ -75,7 +74,8 @@ def _shards(folder: Path, origin: str) -> list[Path]:
 
 
 def _refuse_missing(shards: list[Path], origin: str) -> None:
-    numbers: dict[tuple[Path, str, str], set[int]] = {}
+    """Refuse a folder without all files of a series such as ``train-00000-of-00004.parquet``. Raises DataError."""
+    numbers: dict[tuple[Path, str, str], set[int]] = {}  # (folder, name, count) of a series → numbers that are there
     for path in shards:
         if match := _SHARD.fullmatch(path.name):
             numbers.setdefault((path.parent, match[1], match[3]), set()).add(int(match[2]))
@@ -85,21 +85,21 @@ def _refuse_missing(shards: list[Path], origin: str) -> None:
             raise DataError(f"{origin} lacks {lacking}", hint="fetch the rest; for a part alone, name its files anew")
 
 
-def _splits(shards: list[Path], place: source_folder.Fetched) -> dict[str, list[Path]]:
-    """Group shards by the split in their names, as in ``test/0000.parquet``; without any, all are training shards."""
-    names = {path: _SPLIT.search(path.relative_to(place.path).as_posix()) for path in shards}
-    if not any(names.values()):
+def _shards_by_split(shards: list[Path], folder: source_folder.Fetched) -> dict[str, list[Path]]:
+    """Group shards by the split that their paths name (``test/0000.parquet``); if none does, all are for training."""
+    matches = {path: _SPLIT.search(path.relative_to(folder.path).as_posix()) for path in shards}
+    if not any(matches.values()):
         return {"train": shards}
-    unknown = [path.name for path, match in names.items() if match is None]
+    unknown = [path.name for path, match in matches.items() if match is None]
     if unknown:
         raise DataError(
-            f"{place.origin}: {', '.join(unknown[:8])}: neither train, validation nor test, as other files' names say",
+            f"{folder.origin}: {', '.join(unknown[:8])}: neither train, validation nor test, as other files' names say",
             hint="name it like train-00000.parquet, or move it away",
         )
     splits: dict[str, list[Path]] = {}
-    for path, match in names.items():
+    for path, match in matches.items():
         name = match[1] if match is not None else ""
         splits.setdefault("val" if name.startswith("val") else name, []).append(path)
     if "train" not in splits:
-        raise DataError(f"{place.origin} has {', '.join(splits)} and no file whose name begins with train")
+        raise DataError(f"{folder.origin} has {', '.join(splits)} and no file whose name begins with train")
     return splits

@@ -1,4 +1,4 @@
-"""Generated images, for trying out a set-up at any size. An accuracy on them means nothing."""
+"""``dataset=synthetic``: generated images, to try out a set-up at any size. An accuracy on them means nothing."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ def _generated(config: SyntheticConfig, count: int, stream: int) -> Iterator[Blo
         words = np.random.PCG64(seed).random_raw(-(-size // 8))
         return words.astype("<u8").view(np.uint8)[:size].reshape(shape)
 
+    # a pattern is a coarse grid of random cells, enlarged to the image's size
     nearest = np.arange(side) * _GRID // side
     cells = drawn((classes, channels, _GRID, _GRID), _PATTERNS)
     patterns = cells[:, :, nearest][:, :, :, nearest]  # uint8 [K, C, S, S]

@@ -1,4 +1,8 @@
-"""Any labelled data set of torchvision.datasets, read in a separate process, because it imports torch."""
+"""``dataset=torchvision``: any labelled data set of torchvision.datasets.
+
+A separate process reads it, because torchvision imports torch. That process leaves in a folder one file of concatenated
+images per split, and meta.json: {"classes": names, "parts": {split: {"ends": [offset], "labels": [class number]}}}.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ _READER = "trainers.data.torchvision_images"
 
 @dataclass(kw_only=True)
 class TorchvisionDatasetConfig(ImageFilesConfig):
-    """A class of torchvision.datasets whose labels are class numbers, by its name: FashionMNIST, Food101, SVHN, ….
+    """A class of torchvision.datasets whose labels are class numbers, such as FashionMNIST, Food101 or SVHN.
 
-    source is the class's ``root``; without it the set is downloaded as torchvision does it.
+    source is the ``root`` that the class gets; without it torchvision downloads the set.
 
     Attributes:
         class_name: the class (``dataset.class=`` says the same).
@@ -69,7 +73,7 @@ def load(config: TorchvisionDatasetConfig, work: Workspace) -> ImageSource:
     return ImageSource(
         parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},
         classes=tuple(meta["classes"]),
-        text=f"torchvision's {config.class_name}",
+        description=f"torchvision's {config.class_name}",
         origin=f"torchvision's {config.class_name}",
     )
 

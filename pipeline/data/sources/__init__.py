@@ -1,1 +1,1 @@
-"""Sources of data: local files and folders, archives, web servers and object stores."""
+"""Where data come from (``dataset.source``): local files and folders, archives, web servers and object stores."""

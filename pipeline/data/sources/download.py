@@ -1,4 +1,4 @@
-"""Download one file from the first address that works, with retries."""
+"""Downloads of one file that may have several addresses: tries each in turn, with retries."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class DownloadRequest:
     sha256: str | None
 
 
-def retrieve(wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path | list[TransferError]:
+def retrieve(request: DownloadRequest, folder: Path, report: OnProgress) -> Path | list[TransferError]:
     """Return the verified file in ``folder``, or the failure of each address.
 
-    An existing file with the right sha256 is used as it is; without a known sha256 the file is always downloaded.
+    An existing file with the right sha256 is used as it is. Without a known sha256 the file is always downloaded.
     Raises DataError: the disk is full, or a protocol's driver is missing.
     """
     from pipeline.data.sources.transfer import TransferError, attempt  # loads pooch: most runs download nothing
@@ -39,27 +39,28 @@ def retrieve(wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path 
     folder.mkdir(parents=True, exist_ok=True)
     failures: dict[str, TransferError] = {}
     for pause_s in (0.0, *PAUSES_S):
-        left = [url for url in wanted.urls if url not in failures or not failures[url].final]
-        time.sleep(pause_s if left else 0.0)
-        for url in left:
+        # addresses that another attempt could still reach
+        remaining = [url for url in request.urls if url not in failures or not failures[url].final]
+        time.sleep(pause_s if remaining else 0.0)
+        for url in remaining:
             try:
-                attempt(url, wanted.sha256, folder / wanted.name, report)
-                return folder / wanted.name
+                attempt(url, request.sha256, folder / request.name, report)
+                return folder / request.name
             except TransferError as error:
                 failures[url] = error
     return list(failures.values())
 
 
-def download(config: DatasetConfig, wanted: DownloadRequest, folder: Path, report: OnProgress) -> Path:
+def download(config: DatasetConfig, request: DownloadRequest, folder: Path, report: OnProgress) -> Path:
     """Return the file of ``retrieve``. Raises DataError if every address failed."""
-    path = retrieve(wanted, folder, report)
+    path = retrieve(request, folder, report)
     if not isinstance(path, Path):
-        raise unreachable(config, wanted.name, path)
+        raise unreachable(config, request.name, path)
     return path
 
 
 def unreachable(config: DatasetConfig, name: str, failures: Sequence[TransferError]) -> DataError:
-    """Return an error with every address's failure and three alternatives."""
+    """Return an error that lists the failure of every address, with a hint of three ways out."""
     lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
     return DataError(
         f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",

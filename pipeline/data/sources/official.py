@@ -1,4 +1,4 @@
-"""Data sets with a fixed list of published files: find, download or unpack the files, and verify each one."""
+"""Data sets with a fixed list of published files (CIFAR-10, MNIST): finds or downloads the files, and verifies each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialFile:
-    """A published file."""
+    """A published file, as it is known to be."""
 
     name: str
     size_bytes: int
@@ -30,25 +30,25 @@ class OfficialFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedLayout:
-    """One published form of the set. ``folders``: where the files may lie below the source."""
+    """One published form of a set (CIFAR-10 is published as pickles and as binary files)."""
 
     title: str
-    folders: tuple[str, ...]
+    folders: tuple[str, ...]  # where the files may lie below the source, besides the source itself
     train: tuple[OfficialFile, ...]
     test: tuple[OfficialFile, ...]
 
-    def wanted(self, config: DatasetConfig) -> tuple[OfficialFile, ...]:
+    def required_files(self, config: DatasetConfig) -> tuple[OfficialFile, ...]:
         """Return the required files; a hold-out needs no official test files."""
         return self.train if config.holdout else (*self.train, *self.test)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """All layouts of a set, the downloads (archives or single files), and the hold-out to suggest."""
+    """All that is published of a set."""
 
     layouts: tuple[PublishedLayout, ...]
-    downloads: tuple[DownloadRequest, ...]
-    holdout: int
+    downloads: tuple[DownloadRequest, ...]  # archives or single files
+    holdout: int  # images; the hint suggests it if only the test files are missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class OfficialFiles:
 
     @property
     def source_files(self) -> dict[str, str]:
-        known = (*self.layout.train, *self.layout.test)
-        return {file.name: file.sha256 for file in known if file.name in self.files}
+        published = (*self.layout.train, *self.layout.test)
+        return {file.name: file.sha256 for file in published if file.name in self.files}
 
 
 def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
@@ -74,8 +74,8 @@ def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
     if path is None:
         return []
     if path.is_dir():
-        layout, folder = _best(path, config, catalogue)
-        return [folder / file.name for file in layout.wanted(config) if (folder / file.name).is_file()]
+        layout, folder = _most_complete_layout(path, config, catalogue)
+        return [folder / file.name for file in layout.required_files(config) if (folder / file.name).is_file()]
     refuse_special(config.source, path)
     return [path]
 
@@ -84,28 +84,28 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
     """Return the verified files from ``config.source``. Raises DataError."""
     path = local_path(config.source)
     if config.source is None:
-        folder, origin = _download(config, catalogue, work), "official addresses"
+        folder, origin = _download_official(config, catalogue, work), "official addresses"
     elif path is None:
-        folder, origin = _remote(config, catalogue, work, config.source), shown(config.source)
+        folder, origin = _download_from(config.source, config, catalogue, work), shown(config.source)
     else:
         folder, origin = path if path.is_dir() else _unpack(path, catalogue, work), str(path)
-    layout, folder = _best(folder, config, catalogue)
-    files = {file.name: folder / file.name for file in layout.wanted(config)}
+    layout, folder = _most_complete_layout(folder, config, catalogue)
+    files = {file.name: folder / file.name for file in layout.required_files(config)}
     _check_complete(config, catalogue, layout, folder, origin)
-    for file in layout.wanted(config):
+    for file in layout.required_files(config):
         _verify(file, files[file.name])
         work.report(f"verifying {config.name}", file.size_bytes, None)
     return OfficialFiles(layout=layout, files=files, origin=origin)
 
 
-def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[PublishedLayout, Path]:
-    """Return the layout of which ``folder`` has the most files, and the folder of these files."""
-    places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
-    return min(places, key=lambda place: len(_missing(place[0], place[1], config)))
+def _most_complete_layout(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[PublishedLayout, Path]:
+    """Return the layout that lacks the fewest files in ``folder`` or below it, and the folder of its files."""
+    candidates = [(layout, folder / below) for layout in catalogue.layouts for below in ("", *layout.folders)]
+    return min(candidates, key=lambda candidate: len(_missing(candidate[0], candidate[1], config)))
 
 
 def _missing(layout: PublishedLayout, folder: Path, config: DatasetConfig) -> list[OfficialFile]:
-    return [file for file in layout.wanted(config) if not (folder / file.name).is_file()]
+    return [file for file in layout.required_files(config) if not (folder / file.name).is_file()]
 
 
 def _check_complete(
@@ -115,23 +115,21 @@ def _check_complete(
     if not missing:
         return
     names = ", ".join(file.name for file in missing)
-    if len(missing) == len(layout.wanted(config)):
-        forms = "; or ".join(", ".join(f.name for f in form.wanted(config)) for form in catalogue.layouts)
+    if len(missing) == len(layout.required_files(config)):
+        names_by_layout = [", ".join(file.name for file in each.required_files(config)) for each in catalogue.layouts]
         raise DataError(
-            f"dataset={config.name}: none of its files is in {origin}; wanted: {forms}",
+            f"dataset={config.name}: none of its files is in {origin}; wanted: {'; or '.join(names_by_layout)}",
             hint="dataset.source=<the folder or archive that holds them>, or leave it out to download",
         )
-    only_test = all(file in layout.test for file in missing)
-    raise DataError(
-        f"dataset={config.name}: {names} is missing in {origin} ({layout.title})",
-        hint=f"dataset.holdout={catalogue.holdout}, which takes the test split from the training images"
-        if only_test
-        else f"add {names}, or leave dataset.source out to download the whole set",
-    )
+    hint = f"add {names}, or leave dataset.source out to download the whole set"
+    if all(file in layout.test for file in missing):
+        hint = f"dataset.holdout={catalogue.holdout}, which takes the test split from the training images"
+    raise DataError(f"dataset={config.name}: {names} is missing in {origin} ({layout.title})", hint=hint)
 
 
 def _verify(file: OfficialFile, path: Path) -> None:
-    """Check the size first, which costs nothing and distinguishes a truncated file from an altered one."""
+    """Refuse a file of another content than the published one. Raises DataError."""
+    # the size first: this costs nothing, and distinguishes a truncated file from an altered one
     size_bytes = path.stat().st_size
     if size_bytes != file.size_bytes:
         raise DataError(
@@ -147,51 +145,55 @@ def _verify(file: OfficialFile, path: Path) -> None:
 
 
 def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
-    """Unpack the known files; return the folder of the first, wherever the archive has it."""
-    wanted = tuple(file.name for form in catalogue.layouts for file in (*form.train, *form.test))
+    """Unpack the published files; return the folder of the first, wherever the archive has it."""
+    names = tuple(file.name for layout in catalogue.layouts for file in (*layout.train, *layout.test))
     folder = work.folder / "unpacked"
     folder.mkdir()
     work.report(f"unpacking {archive.name}", 0, None)
-    folders.extract(archive, wanted, folder)
-    return next((path.parent for path in sorted(folder.rglob("*")) if path.name in wanted), folder)
+    folders.extract(archive, names, folder)
+    return next((path.parent for path in sorted(folder.rglob("*")) if path.name in names), folder)
 
 
-def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
-    test_only = {f.name for form in catalogue.layouts for f in form.test} if config.holdout else set()
-    for wanted in catalogue.downloads:
-        if wanted.name in test_only:
+def _download_official(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
+    """Download the set from its official addresses, and return the folder of its files. Raises DataError."""
+    # a hold-out needs no official test files
+    unneeded = {file.name for layout in catalogue.layouts for file in layout.test} if config.holdout else set()
+    for download_request in catalogue.downloads:
+        if download_request.name in unneeded:
             continue
-        path = download(config, wanted, work.downloads, work.report)
-        if wanted.name.endswith(folders.ARCHIVES):
+        path = download(config, download_request, work.downloads, work.report)
+        if download_request.name.endswith(folders.ARCHIVES):
             return _unpack(path, catalogue, work)
     return work.downloads
 
 
-def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
+def _download_from(url: str, config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
+    """Download an archive or a folder of the files from a user's address, and return the folder of the files."""
     name = file_name(url)
-    if name.endswith(folders.ARCHIVES):
-        known = {official.name: official.sha256 for official in catalogue.downloads}
-        wanted = DownloadRequest(name=name, urls=(url,), sha256=known.get(name))
-        folder = work.folder if wanted.sha256 is None else work.downloads
-        return _unpack(download(config, wanted, folder, work.report), catalogue, work)
-    return _remote_folder(config, catalogue, work, url)
+    if not name.endswith(folders.ARCHIVES):
+        return _download_files(url, config, catalogue, work)
+    published = {official.name: official.sha256 for official in catalogue.downloads}
+    download_request = DownloadRequest(name=name, urls=(url,), sha256=published.get(name))
+    # only a file with a known digest can be used again, so others aren't kept
+    folder = work.folder if download_request.sha256 is None else work.downloads
+    return _unpack(download(config, download_request, folder, work.report), catalogue, work)
 
 
-def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
-    """Use the first layout whose first file exists; later absent files are reported as missing."""
-    first: list[TransferError] = []
+def _download_files(url: str, config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
+    """Download the single files of the first layout whose first file exists. `_check_complete` reports missing ones."""
+    absent: list[TransferError] = []  # the first file of each layout
     for layout in catalogue.layouts:
-        for file in layout.wanted(config):
+        for file in layout.required_files(config):
             address = f"{url.rstrip('/')}/{file.name}"
-            wanted = DownloadRequest(name=file.name, urls=(address,), sha256=file.sha256)
-            got = retrieve(wanted, work.downloads, work.report)
-            if isinstance(got, Path):
+            download_request = DownloadRequest(name=file.name, urls=(address,), sha256=file.sha256)
+            path_or_failures = retrieve(download_request, work.downloads, work.report)
+            if isinstance(path_or_failures, Path):
                 continue
-            if not got[0].absent:
-                raise unreachable(config, file.name, got)
+            if not path_or_failures[0].absent:
+                raise unreachable(config, file.name, path_or_failures)
             if file is layout.train[0]:
-                first += got
-                break
+                absent += path_or_failures
+                break  # try the next layout
         else:
             return work.downloads
-    raise unreachable(config, "its first file", first)
+    raise unreachable(config, "its first file", absent)

@@ -1,4 +1,7 @@
-"""Parse ``dataset.source``: its form, its local path, its text in messages; and open what lies at an fsspec address."""
+"""The text of ``dataset.source``, a path or an address: its protocol, its local path, how messages show it.
+
+The second half opens addresses of fsspec's protocols (s3://, sftp://, …), for the mirror of checkpoints too.
+"""
 
 from __future__ import annotations
 
@@ -71,13 +74,13 @@ def walked(folder: Path, parents: tuple[str, ...] = ()) -> Iterator[Path]:
 
     ``parents``: real paths of the parent folders up to the start of the walk.
     """
-    place = os.path.realpath(folder)
-    if place in parents:  # a link to a parent folder
+    real_path = os.path.realpath(folder)
+    if real_path in parents:  # a link to a parent folder, which would never end
         return
     with suppress(PermissionError):  # unreadable for every process of this user
         for path in folder.iterdir():
             if path.is_dir():
-                yield from walked(path, (*parents, place))
+                yield from walked(path, (*parents, real_path))
             else:
                 yield path
 
@@ -107,7 +110,7 @@ def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str
             f"{setting}={shown(url)}: an address with {protocol(url)}:// holds no login", hint=_LOGINS[protocol(url)]
         )
     with _fsspec(url, setting) as fsspec:
-        # the protocol as scheme() writes it, in lower case: fsspec knows no other
+        # the protocol in lower case, as scheme() returns it, because fsspec knows no other
         return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
 
 
@@ -116,7 +119,7 @@ def refuse_protocol(source: str) -> None:
     if is_local(source) or scheme(source) in WEB:
         return
     with _fsspec(source, "dataset.source") as fsspec:
-        for name in scheme(source).split("::"):
+        for name in scheme(source).split("::"):  # drivers may be chained: simplecache::s3
             fsspec.get_filesystem_class(name)
 
 
@@ -127,7 +130,7 @@ def reason_of(error: Exception) -> str:
 
 
 def login_hint(url: str, error: Exception) -> str | None:
-    """Return the hint about credentials if they are the cause of the error."""
+    """Return how to log in to a store, if missing or wrong credentials caused the error."""
     refused = isinstance(error, PermissionError) or "credentials" in str(error).lower()
     return _LOGINS.get(protocol(url)) if refused else None
 
@@ -146,8 +149,8 @@ def _fsspec(url: str, setting: str) -> Iterator[Any]:
             hint=install(_DRIVERS.get(name, f"'fsspec[{name}]'")),
         ) from error
     except ValueError as error:
-        known = ", ".join(sorted(fsspec.available_protocols()))
-        raise DataError(f"{setting}={shown(url)}: {error}; protocols: http, https, {known}") from error
+        protocols = ", ".join(sorted(fsspec.available_protocols()))
+        raise DataError(f"{setting}={shown(url)}: {error}; protocols: http, https, {protocols}") from error
 
 
 class ObjectStore:
@@ -193,7 +196,7 @@ class ObjectStore:
                 return
             except FileNotFoundError as error:
                 missing = error
-        # not inside of _explained, which would make it a DataError
+        # raised outside of _explained, which would turn it into a DataError
         raise FileNotFoundError(f"{name} isn't there") from missing
 
     def below(self) -> dict[str, int]:

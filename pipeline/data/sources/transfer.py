@@ -22,7 +22,7 @@ _RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 class TransferError(Exception):
-    """An address did not deliver the file. ``final``: a retry would not help."""
+    """An address did not deliver the file. ``final``: a retry would not help; ``absent``: it has no such file."""
 
     def __init__(self, url: str, text: str, *, final: bool = False, absent: bool = False) -> None:
         self.url, self.text, self.final, self.absent = url, text, final, absent
@@ -30,7 +30,7 @@ class TransferError(Exception):
 
 
 def attempt(url: str, sha256: str | None, path: Path, report: OnProgress) -> None:
-    """Download to ``path``, where an intact file with a known ``sha256`` stays. Raises TransferError, DataError."""
+    """Download to ``path``, unless a file with this ``sha256`` is there already. Raises TransferError, DataError."""
     pooch.get_logger().setLevel("WARNING")
     if sha256 is None:
         path.unlink(missing_ok=True)  # without a checksum pooch would keep an existing file
@@ -49,12 +49,12 @@ def attempt(url: str, sha256: str | None, path: Path, report: OnProgress) -> Non
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         absent = isinstance(error, FileNotFoundError)
         final = absent or isinstance(error, PermissionError)
-        raise TransferError(url, _why(error), final=final, absent=absent) from error
-    except ValueError as error:  # raised by pooch for a wrong checksum
+        raise TransferError(url, _reason(error), final=final, absent=absent) from error
+    except ValueError as error:  # pooch's message about a wrong checksum: "… Deleted the downloaded file"
         raise TransferError(url, str(error).partition(". Deleted")[0], final=True) from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return the operating system's message from inside the exception (requests nests it four deep)."""
     match = re.search(r"\[Errno -?\d+\] ([^'\")\]]+)", str(error))
     if match:
@@ -93,5 +93,5 @@ def _filesystem(url: str) -> _Opened:
         if (hint := login_hint(url, error)) is not None:
             raise DataError(f"dataset.source={shown(url)} can't be read: {reason_of(error)}", hint=hint) from error
         raise
-    except Exception as error:  # drivers have error classes of their own
+    except Exception as error:  # a driver's own class of errors; `attempt` doesn't try again after a PermissionError
         raise PermissionError(reason_of(error)) from error
