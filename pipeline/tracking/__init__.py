@@ -1,5 +1,6 @@
-"""Record runs in MLflow and other trackers from their run folders: live, or later if no server answered. Only the
-process of ``recorder_command`` imports mlflow; this package's names are for the controller, and light.
+"""The records of runs in MLflow and other trackers, made from run folders: live, or later if no server answered.
+
+Only the recorder process (``recorder_command``) imports mlflow, which takes seconds; the names here import little.
 """
 
 from pipeline.tracking.destinations import (

@@ -1,8 +1,8 @@
-"""The recorder process, ``python -m pipeline.tracking VERB``:
+"""The recorder process, which the controller starts as ``python -m pipeline.tracking VERB``.
 
-``record RUN_DIR`` records a run; ``serve`` records each run folder that a line of JSON on stdin names, several at a
-time, and answers each with a line; ``prepare`` creates a database's schema; ``fetch`` downloads the files from which a
-run can be repeated.
+``record RUN_DIR`` records one run. ``serve`` records the trials of a sweep, several at a time: it reads lines of JSON
+{"id", "run_dir"}, and answers {"id", "error": why it failed, or null}. ``prepare`` creates a database's schema.
+``fetch RUN_ID FOLDER`` downloads the files of a record from which the run can be repeated.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from pipeline.tracking.recorder import record
 from pipeline.tracking.sent_files import RECIPE
 from pipeline.tracking.store_calls import StoreError, exit_process
 
-_LOOK_S, _GRACE_S = 0.5, 1.0  # interval of looking for the parent; time to end regularly after it is gone
+_LOOK_S, _GRACE_S = 0.5, 1.0  # how often to look whether the parent lives; time to end regularly once it is gone
 _LARGEST_BYTES = 1 << 30  # of a downloaded file, so that an endless answer doesn't fill the disk
-_NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")  # by mlflow: without them its import takes half as long
+_NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")  # mlflow works without them, and its import takes half as long
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return 0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
+    """Run a verb. Return 0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
     arguments = _parser().parse_args(argv)
     unexpected.install()
     if arguments.verb == "record":
@@ -78,7 +78,8 @@ def _run_verb(arguments: argparse.Namespace) -> int:
     tracker: str | None = arguments.tracker
     uri = tracker or absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     if tracker is None:
-        sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None raises ImportError
+        # a None there makes the import of the module raise ImportError
+        sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]
     if arguments.verb in ("prepare", "fetch"):
         from pipeline.tracking.mlflow_store import Store  # late import: mlflow takes seconds
 
@@ -103,41 +104,40 @@ def _record_one(arguments: argparse.Namespace, record_run: Callable[..., Trackin
     parent = _watched_parent(arguments) if arguments.follow else None
     recorded = record_run(arguments.run_dir, follow=arguments.follow, check=arguments.check, parent_pid=parent)
     if recorded.state == PENDING:
-        when = "once that is fixed" if recorded.refused else "once it answers"
-        print(f"{recorded.message}\n  try: doit record {arguments.run_dir.name}, {when}", file=sys.stderr)
+        condition = "once that is fixed" if recorded.refused else "once it answers"
+        print(f"{recorded.message}\n  try: doit record {arguments.run_dir.name}, {condition}", file=sys.stderr)
         return 1
     print(f"{recorded.state} {recorded.run_id or arguments.tracker}")
     return 0
 
 
 def _watched_parent(arguments: argparse.Namespace) -> int:
-    """Return the pid of the process that wants the record, and end this process once that one is gone.
-
-    The same command run again would otherwise wait for this process's lock.
-    """
+    """Return the pid of the process that wants the record, and end this process once the other one is gone."""
     parent_pid: int = arguments.parent or os.getppid()
 
+    # otherwise the same command, run again, would wait for the lock that this process holds
     def end_with_parent() -> None:
         while os.getppid() == parent_pid:
             time.sleep(_LOOK_S)
         time.sleep(_GRACE_S)
         os._exit(1)
 
-    threads.start(end_with_parent, name="parent", on_error=lambda why: print(why, file=sys.stderr))
+    threads.start(end_with_parent, name="parent", on_error=lambda error: print(error, file=sys.stderr))
     return parent_pid
 
 
 def _serve(arguments: argparse.Namespace, record_run: Callable[..., TrackingState]) -> int:
-    """Record each run in its own thread, which mostly sleeps. Imports and schema are paid for once."""
+    """Record each run in its own thread, which mostly sleeps. All share one import of mlflow and one schema check."""
     parent = _watched_parent(arguments)
     stdout, sys.stdout = sys.stdout, sys.stderr  # mlflow's output must not mix with answers
-    recording: list[threading.Thread] = []
+    alive: list[threading.Thread] = []
     for line in sys.stdin:
         request = json.loads(line)
-        name, failed = f"record {request['run_dir']}", partial(_answer, request, stdout)
-        thread = threads.start(_follow, request, record_run, parent, stdout, name=name, on_error=failed, daemon=False)
-        recording = [known for known in [*recording, thread] if known.is_alive()]
-    for thread in recording:  # they end by themselves when the parent is gone
+        name, answer_error = f"record {request['run_dir']}", partial(_answer, request, stdout)
+        begin = partial(threads.start, name=name, on_error=answer_error, daemon=False)
+        thread = begin(_follow, request, record_run, parent, stdout)
+        alive = [earlier for earlier in [*alive, thread] if earlier.is_alive()]
+    for thread in alive:  # they end by themselves when the parent is gone
         thread.join()
     return 0
 

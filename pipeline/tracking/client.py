@@ -22,7 +22,7 @@ _LOG_BYTES = 1 << 16  # with less free disk space the recorder's log may be inco
 
 
 class DestinationRecorder:
-    """Records one run in one destination, by a process for that alone."""
+    """Records one run in one destination (MLflow, or another tracker), by a recorder process for this alone."""
 
     def __init__(self, run_dir: Path, to: Destination) -> None:
         self.run_dir = run_dir
@@ -35,12 +35,13 @@ class DestinationRecorder:
         return self.run_dir / (LOG if self.to.tracker is None else f"recorder.{self.to.tracker}.log")
 
     def start(self) -> None:
-        """Record while the run goes on. An earlier attempt's process ends by itself, and holds the lock until then."""
+        """Record while the run goes on."""
+        # an earlier attempt's process ends by itself; until then it holds the lock, for which the new one waits
         if self._child is not None and self._child.poll() is None:
             self.restore_priority()
             self._of_earlier_attempts.append(self._child)
         self._child = self._spawn(follow=True)
-        # by the parent: the child itself might get its first time slice only after the training ended
+        # set here, because the child might get its first time slice only after the training has ended
         process.set_priority(self._child.pid, process.LEAST)
 
     def restore_priority(self) -> None:
@@ -53,8 +54,8 @@ class DestinationRecorder:
         self.restore_priority()
         for earlier in self._of_earlier_attempts:
             _wait(earlier)
-        died = self._child is not None and _wait(self._child) and self._left_no_reason()
-        if died or (self._child is None and not self.is_recorded()):
+        has_died = self._child is not None and _wait(self._child) and self._left_no_reason()
+        if has_died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
 
     def replay(self) -> None:
@@ -71,23 +72,25 @@ class DestinationRecorder:
             return recorded.message
         if (free_bytes := shutil.disk_usage(self.run_dir).free) < _LOG_BYTES:
             return f"the disk of {self.run_dir} is full, {free_bytes:,} bytes are free: make room on it"
-        last = [line for line in self._logged() if not line.startswith(_TRY)][-1:]
-        return "; ".join([*last, f"see {self.log}"])
+        last_line = [line for line in self._log_lines() if not line.startswith(_TRY)][-1:]
+        return "; ".join([*last_line, f"see {self.log}"])
 
     def hint(self) -> str:
         """Return the command that records the run later."""
-        again, file = f"doit record {self.run_dir.name}", self.to.database
+        record_again, database = f"doit record {self.run_dir.name}", self.to.database
         recorded = load(self.run_dir, self.to.tracker)
-        if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"{again} tracking.uri=sqlite:///<a file that you can write to>"
+        if database is not None and not os.access(database if database.exists() else database.parent, os.W_OK):
+            return f"{record_again} tracking.uri=sqlite:///<a file that you can write to>"
         if recorded is not None and recorded.refused:
-            return f"{again}, once that is fixed"
-        last = self._logged()[-1:] if recorded is None or not recorded.message else []
-        if last and last[0].startswith(_TRY):
-            return last[0].removeprefix(_TRY)
-        return f"{again}, once the tracking server answers" if file is None and self.to.tracker is None else again
+            return f"{record_again}, once that is fixed"
+        # without a message in tracking.json, the recorder's own error is at the end of its log
+        last_line = self._log_lines()[-1:] if recorded is None or not recorded.message else []
+        if last_line and last_line[0].startswith(_TRY):
+            return last_line[0].removeprefix(_TRY)
+        is_server = database is None and self.to.tracker is None
+        return f"{record_again}, once the tracking server answers" if is_server else record_again
 
-    def _logged(self) -> list[str]:
+    def _log_lines(self) -> list[str]:
         """Return the lines of the recorder's log; if it failed, the last ones are the error and its hint."""
         with contextlib.suppress(FileNotFoundError):
             return self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
@@ -107,9 +110,7 @@ class DestinationRecorder:
 class Recorder:
     """Records one run in MLflow and other trackers; does nothing if tracking is disabled.
 
-    Args:
-        enabled: record in MLflow; None: as configured.
-        make: creates the recorder of one destination.
+    ``enabled``: record in MLflow; None: as configured. ``make`` creates the recorder of one destination.
     """
 
     def __init__(

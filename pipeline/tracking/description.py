@@ -1,4 +1,4 @@
-"""What a run folder says of its run, in MLflow's terms: name, parameters, tags, data set, progress."""
+"""The description of a run for trackers, in MLflow's terms: name, parameters, tags, data set and progress."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000
 _MAX_TAG = 8000
 _NOT_ALLOWED = re.compile(r"[^\w\-. :]+")
-_WHERE = ("cluster", "tracking", "paths")
+_NOT_IN_KEY = ("cluster", "tracking", "paths")  # sections of the configuration; tags, because parameters are the key's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +94,7 @@ def progress(run_dir: Path) -> Progress:
 
 
 def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Description:
-    """Describe a run by its files, without those that are missing.
-
-    ``nonfinite``: metric → its first non-finite value and step, as the recorder has seen them.
-    """
+    """Describe a run by the files that its folder has so far. ``nonfinite``: see ``points.nonfinite``."""
     run = _Run(run_dir, nonfinite or {})
     name = run_name(run.config, run.words, run.key, swept=swept_overrides(run.sweeps))
     return Description(
@@ -141,13 +138,14 @@ class _Run:
     @cached_property
     def synthetic(self) -> bool:
         """True if the data are generated, by the summary, else the pack's manifest, else the data set's name."""
-        known = (described.get("synthetic") for described in (self.summary, self.manifest))
-        is_so = next((value for value in known if value is not None), None)
-        return _dataset(self.config).get("name") == "synthetic" if is_so is None else bool(is_so)
+        for document in (self.summary, self.manifest):
+            if document.get("synthetic") is not None:
+                return bool(document["synthetic"])
+        return bool(_dataset(self.config).get("name") == "synthetic")
 
     @cached_property
     def accepted(self) -> dict[str, list[str]]:
-        """Key that this run was accepted for → the user's statement, and the differences."""
+        """Key that this run was accepted for (`doit accept`) → lines: the user's statement, then the differences."""
         return accepted_for(self.run_dir)
 
 
@@ -165,13 +163,14 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def _data(run: _Run) -> DataInput | None:
     """Describe a run's data; None for a script without data, or before their digest is known."""
     digest, section = run.key_json.get("data") or run.provenance.get("data_digest"), _dataset(run.config)
+    # a run has a data set, or a script with files of its own
     program = run.config.get("program")
     files = program.get("data") if isinstance(program, Mapping) else None
     name = section.get("name") or ("files of the script" if files else None)
     if not isinstance(digest, str) or not digest or name is None:
         return None
     splits = run.manifest.get("splits")
-    sizes = {part: span[1] - span[0] for part, span in splits.items()} if isinstance(splits, Mapping) else {}
+    sizes = {split: end - begin for split, (begin, end) in splits.items()} if isinstance(splits, Mapping) else {}
     counts = {"images": run.manifest.get("count"), "classes": run.manifest.get("num_classes")}
     profile = {**counts, **sizes, "sha256": digest}
     source = run.manifest.get("source") or section.get("source") or (json.dumps(files) if files else name)
@@ -187,7 +186,7 @@ def _data(run: _Run) -> DataInput | None:
         source=redact(json.dumps({"uri": str(source)})[:_MAX_SOURCE]),
         schema=json.dumps({"mlflow_tensorspec": tensors}) if run.manifest.get("height") else "{}",
         profile=json.dumps({name: value for name, value in profile.items() if value is not None}),
-        context=", ".join(part for part, size in sizes.items() if size) or "train",
+        context=", ".join(split for split, size in sizes.items() if size) or "train",
     )
 
 
@@ -197,8 +196,8 @@ def _dataset(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------- description
-def _note(run: _Run) -> Iterator[str]:
-    """Yield the paragraphs of the run's page, the most important first."""
+def _page_paragraphs(run: _Run) -> Iterator[str]:
+    """Yield the paragraphs that MLflow shows on the run's page, in Markdown, the most important first."""
     if run.synthetic:
         yield "**Synthetic data:** the images are generated, so the accuracy of this run means nothing."
     if run.error:
@@ -207,19 +206,21 @@ def _note(run: _Run) -> Iterator[str]:
         yield f"**{run.entries[-1].state}:**\n\n" + "\n".join(fenced([*lines[:_MAX_ERROR_LINES], *left_out]))
     for name, value in run.nonfinite.items():
         yield f"**Not finite:** {_code(name)} was {value}."
-    yield f"{what_runs(run.config)}, {_ranks(run)}"
-    again = f"The command that repeats it; `doit reproduce {run.key}` takes the code as it was too:"
-    anywhere = [word for word in run.words if not word.lstrip("+").startswith(("paths.", "tracking.uri="))]
-    yield "\n".join([again, "", *fenced([_command(anywhere)])])
-    differs = [word for word in run.words if makes_another_run(word)]
-    if differs:
-        yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in differs)
+    yield f"{what_runs(run.config)}, {_ranks_and_hosts(run)}"
+    introduction = f"The command that repeats it; `doit reproduce {run.key}` takes the code as it was too:"
+    # words that name a place of the computer it ran on don't help on another one
+    portable_words = [word for word in run.words if not word.lstrip("+").startswith(("paths.", "tracking.uri="))]
+    yield "\n".join([introduction, "", *fenced([_command(portable_words)])])
+    deciding_words = [word for word in run.words if makes_another_run(word)]
+    if deciding_words:
+        yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in deciding_words)
     if commit := run.provenance.get("git_commit"):
         is_dirty = bool(run.provenance.get("git_dirty"))
         changed = ", with uncommitted changes: the artifact changes.patch" if is_dirty else ""
         yield f"Commit {_code(str(commit)[:12])}{changed}"
-    for key, (said, *differences) in run.accepted.items():
-        yield f"**{said.partition(':')[0].capitalize()}** for the key {key} as well ({said}), which differs in:"
+    for key, (statement, *differences) in run.accepted.items():
+        decision = statement.partition(":")[0].capitalize()
+        yield f"**{decision}** for the key {key} as well ({statement}), which differs in:"
         yield "\n".join(f"- {item}" for item in differences)
 
 
@@ -227,22 +228,23 @@ def _command(words: Sequence[str]) -> str:
     return shlex.join(["doit", "train", *words])
 
 
-def _ranks(run: _Run) -> str:
+def _ranks_and_hosts(run: _Run) -> str:
+    """Return ``4 ranks on node0 (2 × H200), node1 (2 × H200)``."""
     count, environments = sum(ranks_of(run.key_json, run.plan)), run.provenance.get("environments")
     ranks = counted(count, "rank") if count else "ranks unknown"
-    facts = environments if isinstance(environments, Mapping) else {}
-    hosts = [_host(name, facts.get(name)) for name in run.hosts]
+    facts_by_host = environments if isinstance(environments, Mapping) else {}
+    hosts = [_host(name, facts_by_host.get(name)) for name in run.hosts]
     return f"{ranks} on {first_of(hosts, _MAX_HOSTS)}" if hosts else ranks
 
 
-def _host(name: str, known: Any) -> str:
+def _host(name: str, facts: Any) -> str:
     """Return ``node0 (2 × H200)``: a host with its GPUs, or its processor."""
-    if not isinstance(known, Mapping):
+    if not isinstance(facts, Mapping):
         return name
-    gpus = known.get("gpu_models")
+    gpus = facts.get("gpu_models")
     if isinstance(gpus, list) and gpus:
         return f"{name} ({len(gpus)} × {gpus[0]})"
-    model, cpus = known.get("cpu_model"), known.get("cpus")
+    model, cpus = facts.get("cpu_model"), facts.get("cpus")
     return f"{name} ({model}, {cpus} cores)" if model and cpus else name
 
 
@@ -252,7 +254,7 @@ def _code(text: str) -> str:
 
 # ------------------------------------------------------------------------------------ parameters, tags
 def mlflow_key(name: str) -> str:
-    """Replace characters that MLflow refuses: ``a[0]=b`` → ``a_0_b``. Slashes between words stay."""
+    """Replace characters that MLflow refuses: ``a[0]=b`` becomes ``a_0_b``. Slashes between words stay."""
     words = (_NOT_ALLOWED.sub("_", word).strip("_") for word in name.split("/"))
     kept = "/".join(word for word in words if word not in ("", ".", ".."))
     return (kept or "_")[:_MAX_NAME]
@@ -292,11 +294,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _cut(text: str, limit: int, whole: str) -> str:
-    """Truncate and say so in the text, as MLflow truncates silently. ``whole``: the file that has all of it."""
+def _cut(text: str, limit: int, file: str) -> str:
+    """Truncate a text that MLflow would truncate silently, and say so in it. ``file``: has the whole text."""
     if len(text) <= limit:
         return text
-    ending = f"… ({len(text)} characters; the whole is in {whole})"
+    ending = f"… ({len(text)} characters; the whole is in {file})"
     return text[: limit - len(ending)] + ending
 
 
@@ -307,21 +309,21 @@ def _tags(run: _Run) -> dict[str, str]:
     user = None
     with suppress(KeyError, OSError):  # a container's user id without a name
         user = getpass.getuser()
-    # tags instead of MLflow's nested runs, of which it draws no charts; sweep.key is that of the latest sweep
+    # tags say which sweeps the run belongs to, as MLflow draws no charts of nested runs; sweep.key is the latest sweep
     sweeps: dict[str, Any] = {f"sweep.{item.get('key')}": item.get("trial") for item in run.sweeps}
     if run.sweeps:
         sweeps |= {f"sweep.{name}": run.sweeps[-1].get(name) for name in ("key", "name", "trial")}
         sweeps["sweep.overrides"] = " ".join(swept_overrides(run.sweeps))
-    where = {name: run.config[name] for name in _WHERE if name in run.config}
-    where["dataset"] = {"source": _dataset(run.config).get("source")}
-    # the table shows only the text after the last slash
+    not_in_key = {name: run.config[name] for name in _NOT_IN_KEY if name in run.config}
+    not_in_key["dataset"] = {"source": _dataset(run.config).get("source")}
+    # MLflow's column Source shows only the text after the last slash, so words with a slash are left out
     source = _command([word for word in run.words if makes_another_run(word) and "/" not in word])
     tags = {
         "mlflow.user": user,
         "mlflow.source.name": source if command else None,
         "mlflow.source.type": "LOCAL" if command else None,
         "mlflow.source.git.commit": provenance.get("git_commit"),
-        "mlflow.note.content": "\n\n".join(_note(run)),
+        "mlflow.note.content": "\n\n".join(_page_paragraphs(run)),
         "paceline.run_key": run.key,
         "paceline.attempt": str(max((entry.attempt for entry in run.entries), default=0)),
         "paceline.command": f"{doit.rpartition('/')[2]}{space}{arguments}",
@@ -332,11 +334,11 @@ def _tags(run: _Run) -> dict[str, str]:
         "paceline.weights_sha256": summary.get("weights_sha256"),
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
-        "paceline.nonfinite": "; ".join(f"{name}: {said}" for name, said in run.nonfinite.items()),
+        "paceline.nonfinite": "; ".join(f"{name}: {value}" for name, value in run.nonfinite.items()),
         **sweeps,
         **{
             path: _text(value)  # lists stay whole, so that hundreds of hosts are one tag
-            for path, value in flat(where)
+            for path, value in flat(not_in_key)
             if value not in (None, "", [], {}) and not path.startswith("tracking.server_")
         },
         "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in run.accepted.items()),

@@ -1,5 +1,7 @@
-"""Where runs are recorded (MLflow's store, other trackers), what each of these has of a run (tracking.json, for another
-tracker tracking.NAME.json), and the command lines of recorder processes.
+"""Where runs are recorded: MLflow's store, and other trackers.
+
+First the state of a record in the run folder (tracking.json; tracking.NAME.json for another tracker), then addresses
+and credentials of MLflow's store, the destinations that are configured, and the recorder's command lines.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ TENSORBOARD = "tensorboard"
 """The tracker that ``tracking.tensorboard=true`` adds to any other choice; it has no settings."""
 RECORDING, PENDING, DONE = "recording", "pending", "done"
 
+# the files of a run folder that a record is made from: if one changes, the record is incomplete
 _INPUTS = (
     run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, SWEEPS, "accepted_as.json",
     run_folder.CHANGES, run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
@@ -36,9 +39,9 @@ _INPUTS = (
 
 @dataclass(kw_only=True)
 class TrackingState:
-    """The content of tracking.json; times are not stored."""
+    """The content of tracking.json: what a destination has of the run. The field names are those in the file."""
 
-    uri: str
+    uri: str  # this and ``experiment``: as ``Destination.identity`` has them
     experiment: str
     token: str  # marks the MLflow runs that this record created
     state: str = RECORDING  # done, pending (the store failed) or recording (in progress)
@@ -51,16 +54,13 @@ class TrackingState:
     marks: dict[str, list[int]] = field(default_factory=dict)
     nonfinite: dict[str, str] = field(default_factory=dict)  # metric → its first non-finite value, in words
     artifacts: dict[str, list[int]] = field(default_factory=dict)  # name → fingerprint of each uploaded file
-    inputs: dict[str, list[int]] = field(default_factory=dict)  # the same of each file that the record was made from
+    inputs: dict[str, list[int]] = field(default_factory=dict)  # fingerprints of what the record was made from
     message: str = ""
     refused: bool = False  # a retry will fail with the same ``message`` until the user fixes the cause
     tracker: str | None = None
 
     def save(self, folder: int) -> None:
-        """Write tracking.json atomically into the folder open at this descriptor, even if another has replaced it.
-
-        Raises OSError.
-        """
+        """Write tracking.json atomically into the folder open at this descriptor. Raises OSError."""
         write_json_in(folder, file_of(self.tracker), asdict(self))
 
     def finish(self, inputs: dict[str, list[int]], folder: int) -> None:
@@ -81,14 +81,15 @@ def trackers_of(run_dir: Path) -> list[str]:
 def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
     """Return the state; None if it is missing or damaged. Then all is recorded again, which adds nothing twice."""
     raw = documents.read_or_empty(run_dir / file_of(tracker))
-    kinds = {item.name: item.type for item in fields(TrackingState)}
+    annotations = {item.name: item.type for item in fields(TrackingState)}  # as text: "str | None"
     try:
-        state = TrackingState(**{name: value for name, value in raw.items() if name in kinds})
+        state = TrackingState(**{name: value for name, value in raw.items() if name in annotations})
     except TypeError:  # a field is missing
         return None
+    # compare each value with its annotation, of dict[str, int] only with dict
     for name, value in vars(state).items():
-        outermost = [word.strip().partition("[")[0] for word in str(kinds[name]).split("|")]  # dict of dict[str, int]
-        if type(value).__name__.removesuffix("Type") not in outermost:
+        allowed_types = [word.strip().partition("[")[0] for word in str(annotations[name]).split("|")]
+        if type(value).__name__.removesuffix("Type") not in allowed_types:  # NoneType
             return None
     return state
 
@@ -125,7 +126,8 @@ def _quoted(path: Path) -> str:
 
 
 def absolute_uri(uri: str | None, root: Path) -> str:
-    """Return ``uri`` in a form that means the same store from every working directory; None: mlflow.db in ``root``.
+    """Return ``uri`` in a form that means the same store from every working directory; for None, mlflow.db in ``root``.
+
     Raises UsageError: a file store, which MLflow no longer writes, an unknown scheme, or a missing host.
     """
     if not uri:
@@ -140,11 +142,11 @@ def absolute_uri(uri: str | None, root: Path) -> str:
         try:
             urlsplit(uri)
         except ValueError:
-            why: str | None = "has a host that is none"
+            fault: str | None = "has a host that is none"
         else:  # the address of a database is left to its driver, which may need no host
-            why = _fault(uri) if scheme in ("http", "https") else None
-        if why is not None:
-            raise UsageError(f"tracking.uri={redact(uri)} {why}", hint="tracking.uri=http://HOST:5000")
+            fault = _address_fault(uri) if scheme in ("http", "https") else None
+        if fault is not None:
+            raise UsageError(f"tracking.uri={redact(uri)} {fault}", hint="tracking.uri=http://HOST:5000")
         return uri
     raise UsageError(
         f"tracking.uri={redact(uri)} is not a store that MLflow can write; valid: sqlite:///FILE, "
@@ -161,14 +163,13 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def redact(text: str) -> str:
-    """Return ``text`` without credentials in addresses and without the values of MLFLOW_TRACKING_PASSWORD, _TOKEN
-    etc."""
-    own = {value for name in _SECRET_VARIABLES if (value := os.environ.get(name))}
-    return hide(text, own | of_environment(os.environ))
+    """Return ``text`` without credentials in addresses, and without the values of the environment's secrets."""
+    mlflow_secrets = {value for name in _SECRET_VARIABLES if (value := os.environ.get(name))}
+    return hide(text, mlflow_secrets | of_environment(os.environ))
 
 
 def shown(uri: str) -> str:
-    """Return ``uri`` for files and messages; equal for the same store with and without a login."""
+    """Return ``uri`` without a login, for files and messages. The result identifies the store."""
     return redact(recorder_env(uri)[URI_VARIABLE])
 
 
@@ -180,23 +181,24 @@ def has_credentials(uri: str) -> bool:
 def recorder_env(uri: str) -> dict[str, str]:
     """Return the recorder's additional environment: address, user and password in MLflow's variables.
 
-    An http address without credentials can't leak them in an error message. A database's address keeps its login, which
-    can't be passed otherwise. A server on this host is excepted from proxies.
+    The login is taken out of an http address, so that no error message can show it. A database's address keeps its
+    login, which can't be passed otherwise. A server on this host is excepted from proxies.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return {URI_VARIABLE: uri}
-    direct = {}
+    no_proxy = {}
     if is_here(uri):
         hosts = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
-        direct[_NO_PROXY] = ",".join(filter(None, (hosts, parts.hostname)))
+        no_proxy[_NO_PROXY] = ",".join(filter(None, (hosts, parts.hostname)))
     if "@" not in parts.netloc:
-        return {URI_VARIABLE: uri, **direct}
+        return {URI_VARIABLE: uri, **no_proxy}
     login, _, host = parts.netloc.rpartition("@")
     user, colon, password = login.partition(":")
-    bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
-    credentials = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
-    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **credentials, **direct}
+    without_login = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
+    # an address with a user alone leaves the password to the variable that the user may have set
+    password_variable = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}
+    return {URI_VARIABLE: without_login, _USER_VARIABLE: unquote(user), **password_variable, **no_proxy}
 
 
 def is_here(url: str) -> bool:
@@ -204,13 +206,13 @@ def is_here(url: str) -> bool:
     return urlsplit(url).hostname in (*_NAMES_OF_THIS_HOST, os.uname().nodename.lower())
 
 
-def _fault(url: str) -> str | None:
-    """Return why no request can go to ``url``, in words without its login; None if one can."""
+def _address_fault(url: str) -> str | None:
+    """Return why no request can go to ``url``, in words that don't contain its login; None if a request can."""
     if not url.isprintable() or " " in url:
         return "holds a space or another character that no address has"
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  (asking for it reads it)
+        parts.port  # noqa: B018  (reading the attribute parses the port)
     except ValueError:
         return "has a host or port that is none"
     return None if parts.hostname else "names no host"
@@ -234,16 +236,16 @@ def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
 
 
 def _pgpass(parts: SplitResult, file: str) -> str:
-    """Return the password of the first matching line ``host:port:database:user:password``; '' without one, or if others
-    may read the file, as libpq does (PostgreSQL documentation, "The Password File").
-    """
+    """Return the password of the first matching line ``host:port:database:user:password``; '' if there is none."""
     path = Path(file)
+    # as in libpq, a file that others may read isn't used (PostgreSQL documentation, "The Password File")
     if not path.is_file() or path.stat().st_mode & 0o077:
         return ""
-    wanted = (parts.hostname or "", str(parts.port or 5432), parts.path.lstrip("/"), unquote(parts.username or ""))
+    login = (parts.hostname or "", str(parts.port or 5432), parts.path.lstrip("/"), unquote(parts.username or ""))
     for line in path.read_text(encoding="utf-8").splitlines():
+        # a backslash escapes a colon or a backslash; a field * matches everything
         fields = [re.sub(r"\\(.)", r"\1", item) for item in re.split(r"(?<!\\):", line, maxsplit=4)]
-        if len(fields) == 5 and all(field in ("*", has) for field, has in zip(fields, wanted, strict=False)):
+        if len(fields) == 5 and all(field in ("*", value) for field, value in zip(fields, login, strict=False)):
             return fields[4]
     return ""
 
@@ -279,9 +281,9 @@ class Destination:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """``uri`` and ``experiment`` as tracking.json has them, by which it is known whether it is of this destination.
+        """``uri`` and ``experiment`` as tracking.json has them, to tell whether that file belongs to this destination.
 
-        Other settings are another destination, another login isn't. The settings themselves stay out of the run folder.
+        With other settings it is another destination, so ``experiment`` has a digest of them. Logins don't count.
         """
         if self.settings == "{}":
             return shown(self.uri), self.experiment
@@ -289,7 +291,7 @@ class Destination:
         return shown(self.uri), f"{self.experiment} {sha256_text(plain)[:12]}"
 
     def is_recorded(self, run_dir: Path) -> bool:
-        """Return True if everything of ``run_dir`` was recorded, by tracking.json and the times of files."""
+        """Return True if tracking.json says that everything was recorded, and no file has changed since."""
         if self.database is not None and not self.database.exists():
             return False
         state = load(run_dir, self.tracker)
@@ -301,7 +303,7 @@ class Destination:
 def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
     """Return where runs are recorded, MLflow first. Raises UsageError: an invalid address.
 
-    ``section``: the fields of tracking, with the chosen tracker's own. ``enabled``: in MLflow; None: as configured.
+    ``section``: the fields of ``tracking``. ``enabled``: record in MLflow; None: as configured.
     """
     chosen, experiment = [], section["experiment"]
     if section["enabled"] if enabled is None else enabled:
@@ -335,8 +337,8 @@ def recorder_command(
 ) -> list[str]:
     """Return the argv that records ``run_dir``; exit code 0: recorded, 1: pending, with the reason on stderr.
 
-    ``follow``: until the run has ended or this process is gone. ``check``: ask the store even if all is recorded. Run
-    it with ``Destination.env``, where alone an address with credentials is passed.
+    ``follow``: until the run has ended or this process is gone. ``check``: ask the store even if all is recorded. Start
+    it with ``Destination.env``: an address with credentials is passed only there.
     """
     flags = [*(["--follow", *_parent()] if follow else []), *(["--check"] if check else [])]
     return [*_command("record", run_dir, uri=uri, tracker=tracker), "--experiment", experiment, *flags]
@@ -361,7 +363,9 @@ def prepare_command(uri: str) -> list[str]:
 
 
 def _command(verb: str, *words: str | Path, uri: str, tracker: str | None = None) -> list[str]:
-    store = ["--tracker", tracker] if tracker is not None else [] if has_credentials(uri) else ["--uri", uri]
+    store = [] if has_credentials(uri) else ["--uri", uri]
+    if tracker is not None:
+        store = ["--tracker", tracker]
     return [sys.executable, "-m", "pipeline.tracking", verb, *map(str, words), *store]
 
 

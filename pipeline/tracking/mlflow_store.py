@@ -1,4 +1,7 @@
-"""MLflow's client for records. The only module that imports mlflow (1–3 s, 80–140 MB), in the recorder process."""
+"""MLflow's store as records use it: finds or creates a run, sends points and files, and explains failures.
+
+Only this module imports mlflow (1–3 s, 80–140 MB), and only the recorder process imports this module.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +41,22 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # saves a request at each end
 }
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # always: it silently drops points when a server is down
+# whatever the user has set: asynchronous logging silently drops points when a server is down
+os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
-# The settings above must come first.
+# mlflow reads the settings above when it is imported.
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 _DATA_TRIES = 3
-_FOLDER_CHARS = 60  # of an experiment's folder: of up to four bytes each, of which a file system takes 255
+_FOLDER_CHARS = 60  # of an experiment's folder: a character has up to four bytes, and a file system takes 255
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 _MAKE_TIMEOUT_S = 600.0  # creating the tables takes 3–10 s of CPU time, on a busy host minutes
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-_FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # from writing artifacts
+_NOT_WRITABLE = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # for artifacts
 _NO_FOLDER = re.compile(rf"\[Errno (?:{errno.ENOTDIR}|{errno.EEXIST})\] [^:]+: '([^']+)'")
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
@@ -60,23 +64,23 @@ Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
-def calls() -> Iterator[None]:
-    """Raise StoreError for every failure: mlflow passes on those of requests, SQLAlchemy, alembic and the OS."""
+def store_errors() -> Iterator[None]:
+    """Turn every failure into a StoreError: mlflow raises those of requests, SQLAlchemy, alembic and the system too."""
     try:
         yield
     except StoreError:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        known = explained(str(error))
-        if named := _NO_FOLDER.search(str(error)):  # the folder of artifacts, or one that it lies in
-            path = Path(named[1])
-            file = next((place for place in (path, *path.parents) if place.is_file()), None)
-            known = known or (
-                f"{file} is a file, where a folder of artifacts should be: move it away" if file else None
-            )
-        final = code in _REFUSALS or known is not None or _FULL.search(str(error)) is not None
-        raise StoreError(known or _reason(error), rejected=code in _REJECTIONS, final=final) from error
+        explanation = explained(str(error))
+        # the folder of artifacts, or a folder above it, can't be created because a file has its name
+        if explanation is None and (no_folder := _NO_FOLDER.search(str(error))):
+            path = Path(no_folder[1])
+            file = next((candidate for candidate in (path, *path.parents) if candidate.is_file()), None)
+            if file is not None:
+                explanation = f"{file} is a file, where a folder of artifacts should be: move it away"
+        final = code in _REFUSALS or explanation is not None or _NOT_WRITABLE.search(str(error)) is not None
+        raise StoreError(explanation or _reason(error), rejected=code in _REJECTIONS, final=final) from error
 
 
 def _reason(error: Exception) -> str:
@@ -90,14 +94,14 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run in the store. ``data``: name and digest of each input. ``last_steps``: metric → step."""
+    """A run in the store."""
 
     run_id: str
     name: str
     status: str
     params: Mapping[str, str]
-    data: Sequence[tuple[str, str]]
-    last_steps: Mapping[str, int]
+    data: Sequence[tuple[str, str]]  # name and digest of each data set that is its input
+    last_steps: Mapping[str, int]  # metric → step of its last point
 
 
 class Store:
@@ -114,7 +118,7 @@ class Store:
         os.environ.update(environment)
         database = sqlite_path(uri)
         self._artifacts = database.parent / "mlartifacts" if database else None
-        with calls():
+        with store_errors():
             if database:
                 _make_tables(database.resolve())
                 _refuse_damaged(database)
@@ -129,7 +133,7 @@ class Store:
 
     def experiment_id(self, name: str) -> str:
         """Find or create the experiment; for sqlite, its artifact folder lies next to the database."""
-        with calls():
+        with store_errors():
             experiment = self._client.get_experiment_by_name(name)
             if experiment is None:
                 folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER_CHARS]
@@ -147,19 +151,20 @@ class Store:
             return str(experiment.experiment_id)
 
     def open_run(
-        self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
+        self, experiment_id: str, key: str, token: str, known_id: str | None, name: str, start_ms: int | None
     ) -> StoredRun:
         """Return the MLflow run of the run ``key``; create it if there is none.
 
-        Of several, the one with id ``known`` is chosen, else the oldest, and those that this recorder made (by
-        ``token``) are deleted: it makes a second one if the answer to a creation was lost.
+        There may be several, because the answer to a creation may be lost. Then the run with ``known_id`` is chosen,
+        else the oldest, and others that this recorder made (they have its ``token``) are deleted.
         """
-        with calls():
+        with store_errors():
             runs = self._find(experiment_id, key)
             if not runs:
+                # by these tags the run is found again, and later known as this recorder's own
                 tags = {"paceline.run_key": key, _TOKEN_TAG: token}
                 runs = [self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)]
-            chosen = next((run for run in runs if run.info.run_id == known), runs[0])
+            chosen = next((run for run in runs if run.info.run_id == known_id), runs[0])
             self._delete_others(runs, chosen, token)
         inputs = chosen.inputs.dataset_inputs if chosen.inputs else []
         return StoredRun(
@@ -173,7 +178,7 @@ class Store:
 
     def steps(self, run_id: str, key: str) -> list[int]:
         """Return the steps of all points of a metric."""
-        with calls():
+        with store_errors():
             return [int(point.step) for point in self._client.get_metric_history(run_id, key)]
 
     def _find(self, experiment_id: str, key: str) -> list[Run]:
@@ -188,33 +193,31 @@ class Store:
 
     def remove_duplicates(self, experiment_id: str, key: str, token: str, run_id: str) -> None:
         """Delete runs that a slow server created after the call had timed out, all but ``run_id``."""
-        with calls():
+        with store_errors():
             runs = self._find(experiment_id, key)
             chosen = next((run for run in runs if run.info.run_id == run_id), None)
             if chosen is not None:
                 self._delete_others(runs, chosen, token)
 
     def set_name(self, run_id: str, name: str, status: str | None = None) -> None:
-        with calls():
+        with store_errors():
             self._client.update_run(run_id, status=status, name=name)
 
     def set_ended(self, run_id: str, status: str, end_ms: int | None) -> None:
-        """Set the final status FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` in unix milliseconds.
-
-        MLflow has no status for pruned runs, so they are stored as KILLED: as FINISHED they would look fully trained.
-        """
-        with calls():
+        """Set the final status FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` in unix milliseconds."""
+        # MLflow has no status for pruned runs; as FINISHED they would look fully trained
+        with store_errors():
             self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
 
     def log(self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
-        """Send everything in one request if it fits, without what MLflow refuses."""
+        """Send everything in one request if it fits, and leave out what MLflow refuses."""
 
-        def send(part: Sequence[Metric | Param | RunTag]) -> None:
+        def send(batch: Sequence[Metric | Param | RunTag]) -> None:
             self._client.log_batch(
                 run_id,
-                metrics=[item for item in part if isinstance(item, Metric)],
-                params=[item for item in part if isinstance(item, Param)],
-                tags=[item for item in part if isinstance(item, RunTag)],
+                metrics=[item for item in batch if isinstance(item, Metric)],
+                params=[item for item in batch if isinstance(item, Param)],
+                tags=[item for item in batch if isinstance(item, RunTag)],
             )
 
         items: list[Metric | Param | RunTag] = [Param(name, value) for name, value in params.items()]
@@ -225,42 +228,42 @@ class Store:
     def log_data(self, run_id: str, data: DataInput) -> None:
         """Log the run's data set as its input; repeating is harmless."""
         item = Dataset(data.name, data.digest, "paceline", data.source, schema=data.schema, profile=data.profile)
-        refused = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
-        for _ in range(_DATA_TRIES):  # of two recorders that create it concurrently, one is refused
-            refused = _send(lambda part: self._client.log_inputs(run_id, part), refused, 1)
+        to_send = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
+        for _ in range(_DATA_TRIES):  # of two recorders that create it at once, MLflow refuses one
+            to_send = _send(lambda batch: self._client.log_inputs(run_id, batch), to_send, 1)
 
-    def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
-        """Download the run's artifacts among ``names`` to the folder ``place``. False: no such run."""
-        with calls():
+    def fetch(self, run_id: str, names: Sequence[str], target: Path) -> bool:
+        """Download those of the run's artifacts that ``names`` lists to the folder ``target``. False: no such run."""
+        with store_errors():
             try:
                 self._client.get_run(run_id)
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     return False
                 raise
-            there = {item.path for item in self._client.list_artifacts(run_id)}
-            for name in there.intersection(names):
-                self._client.download_artifacts(run_id, name, str(place))
+            stored = {item.path for item in self._client.list_artifacts(run_id)}
+            for name in stored.intersection(names):
+                self._client.download_artifacts(run_id, name, str(target))
         return True
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Upload a file under its own name into the artifact folder ``folder`` (None: the top)."""
-        with calls():
+        with store_errors():
             self._client.log_artifact(run_id, str(path), folder)
 
 
 def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: int) -> list[Item]:
-    """Send in parts of at most ``limit``, and return the items that are refused, which bisecting a part finds."""
+    """Send batches of at most ``limit`` items; return the refused items, found by sending halves of a refused batch."""
     refused: list[Item] = []
     for start in range(0, len(items), limit):
-        part = list(items[start : start + limit])
+        batch = list(items[start : start + limit])
         try:
-            with calls():
-                send(part)
+            with store_errors():
+                send(batch)
         except StoreError as error:
             if not error.rejected:
                 raise
-            refused += part if len(part) == 1 else _send(send, part, (len(part) + 1) // 2)
+            refused += batch if len(batch) == 1 else _send(send, batch, (len(batch) + 1) // 2)
     return refused
 
 
@@ -280,18 +283,19 @@ def _connect(address: str) -> None:
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Fail fast on a folder or another file type, for which MLflow also retries for 101 s."""
-    with contextlib.closing(sqlite3.connect(database, timeout=0.0)) as opened:
+    """Fail fast if the path is a folder or a file of another kind: MLflow would retry for 101 s here, too."""
+    with contextlib.closing(sqlite3.connect(database, timeout=0.0)) as connection:
         try:
-            opened.execute("PRAGMA schema_version")
+            connection.execute("PRAGMA schema_version")
         except sqlite3.Error as error:
             if explained(str(error)) is not None:  # otherwise it is only locked for a moment
                 raise
 
 
 def _make_tables(database: Path) -> None:
-    """Create a new database under a temporary name and rename it. MLflow creates its tables one by one, which takes
-    seconds. If it were killed meanwhile, MLflow would refuse the partial database forever.
+    """Create a new database under a temporary name and rename it.
+
+    MLflow creates the tables one by one for seconds, and refuses a database forever that was left half-made.
     """
 
     def has_tables() -> bool:
@@ -301,11 +305,11 @@ def _make_tables(database: Path) -> None:
         return
     database.parent.mkdir(parents=True, exist_ok=True)
     with held(Path(f"{database}.lock"), timeout_s=_MAKE_TIMEOUT_S):
-        for left in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):
-            left.unlink(missing_ok=True)
-        if has_tables():
+        for leftover in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):  # of a killed process
+            leftover.unlink(missing_ok=True)
+        if has_tables():  # another process made them while this one waited for the lock
             return
-        made = database.with_name(f"{database.name}.{os.getpid()}.new")
-        with contextlib.chdir("/"):  # MLflow writes the working directory into SQL, where not every name can stand
-            MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
-        made.replace(database)
+        new_database = database.with_name(f"{database.name}.{os.getpid()}.new")
+        with contextlib.chdir("/"):  # MLflow writes the working directory into SQL, which a quote in it would break
+            MlflowClient(tracking_uri=sqlite_uri(new_database)).get_experiment("0")
+        new_database.replace(database)

@@ -1,7 +1,7 @@
-"""MLflow's web UI: its server process, and addresses of pages that open on selected runs.
+"""MLflow's web UI for `doit ui`: starts its server, and makes addresses of pages that open on selected runs.
 
-Columns, order and charts of a page are a shared view: a tag of the experiment, to which ``viewStateShareKey`` in an
-address refers (as of MLflow 3.17).
+Which columns and charts a page shows is stored as a shared view, a tag of the experiment. The parameter
+``viewStateShareKey`` of an address refers to it (as of MLflow 3.17).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def serve(
     """Run a server for this computer until Ctrl-C or SIGTERM; for a tracking server, only print addresses of its pages.
 
     ``say`` receives the addresses of the runs' pages, ``note`` progress. Raises PacelineError: the store can't be
-    opened, the server ends or doesn't answer, or has no run of a key.
+    opened; the server ends, doesn't answer, or has no run of a key.
     """
     if uri.startswith(("http://", "https://")):
         url = shown(uri)
@@ -118,9 +118,9 @@ def prepare(uri: str, note: Callable[[str], None]) -> None:
     """Create the schema before the server's processes open the store. Raises PacelineError."""
     env = process.of_this_clone(recorder_env(uri))
     with waiting(note, f"opening {shown(uri)}"):
-        done = process.run(prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
-    if done.code != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.code}"]
+        ended = process.run(prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
+    if ended.code != 0:
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.code}"]
         raise PacelineError(f"the store {shown(uri)} cannot be opened: {lines[-1]}")  # MLflow's traceback precedes it
 
 
@@ -150,12 +150,12 @@ def run_server(
         except KeyboardInterrupt:
             note("the MLflow UI has ended")
         finally:
-            server.stdin.close()  # on which the guard ends the server and its workers
+            server.stdin.close()  # then the guard process ends the server and its workers
             server.wait()
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    """Return the answer, through the environment's proxy (``http_proxy``) unless it is a server of this host."""
+    """Return the answer to a request. A proxy of the environment (``http_proxy``) is used, but not for this host."""
     handlers = [urllib.request.ProxyHandler({})] if is_here(request.full_url) else []
     return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
@@ -188,29 +188,32 @@ def addresses(url: str, experiment: str, selection: PageSelection | None = None,
         runs_by_id = {run.run_id: run for key in selection.keys or ("",) for run in server.runs(experiment_id, key)}
     except (OSError, ValueError, KeyError, TypeError):  # no experiment yet, or the server requires a login
         return []
+    # compare the keys again, because the server's LIKE may match others too
     chosen = [run for run in runs_by_id.values() if run.key.startswith(selection.keys or "")]
     for key in selection.keys:
         if not any(run.key.startswith(key) for run in chosen):
-            hint = f"doit ui --port {key}" if key.isdecimal() and len(key) in (4, 5) else f"doit record {key}"
+            is_port = key.isdecimal() and len(key) in (4, 5)
+            hint = f"doit ui --port {key}" if is_port else f"doit record {key}"
             raise PacelineError(f"no run {key} in the MLflow experiment {experiment!r}", hint=hint)
     view = shared_view(chosen, selection.charts, only=bool(selection.keys))
     name = f"paceline-{hashlib.sha256(view.encode()).hexdigest()[:12]}"
     try:
         server.set_view(experiment_id, name, view)
-    except (OSError, ValueError):  # a read-only login
+    except (OSError, ValueError):  # the login may only read: the pages open without the view
         name = ""
     return pages(url, experiment_id, name, [run.run_id for run in chosen] if selection.keys else [])
 
 
 def pages(url: str, experiment_id: str, view_name: str, run_ids: Sequence[str]) -> list[str]:
     """Return lines with the addresses of charts and table in a shared view ('': none), and of the page of the runs."""
-    runs, shared = f"{url}/#/experiments/{experiment_id}/runs", {"viewStateShareKey": view_name} if view_name else {}
-    lines = [f"charts: {_page(runs, **shared, compareRunsMode='CHART')}", f"table: {_page(runs, **shared)}"]
+    runs_page = f"{url}/#/experiments/{experiment_id}/runs"
+    shared = {"viewStateShareKey": view_name} if view_name else {}
+    lines = [f"charts: {_page(runs_page, **shared, compareRunsMode='CHART')}", f"table: {_page(runs_page, **shared)}"]
     if len(run_ids) == 1:
-        lines.append(f"run: {_page(f'{runs}/{run_ids[0]}')}")
+        lines.append(f"run: {_page(f'{runs_page}/{run_ids[0]}')}")
     if len(run_ids) > 1:
-        both = {"runs": json.dumps([*run_ids]), "experiments": json.dumps([experiment_id])}
-        lines.append(f"side by side: {_page(f'{url}/#/compare-runs', **both)}")
+        compared = {"runs": json.dumps([*run_ids]), "experiments": json.dumps([experiment_id])}
+        lines.append(f"side by side: {_page(f'{url}/#/compare-runs', **compared)}")
     return lines
 
 
@@ -245,7 +248,7 @@ class Server:
         query: dict[str, Any] = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
         if key:
             query["filter"] = f"tags.`paceline.run_key` LIKE '{_UNQUOTED.sub('', key)}%'"
-        return [_shown(run) for run in self._ask("runs/search", query).get("runs", [])]
+        return [_recorded_run(run) for run in self._ask("runs/search", query).get("runs", [])]
 
     def set_view(self, experiment_id: str, name: str, view: str) -> None:
         """Store a shared view, to which addresses refer by its name."""
@@ -260,17 +263,18 @@ class Server:
         return content
 
 
-def _shown(run: Mapping[str, Any]) -> RecordedRun:
+def _recorded_run(run: Mapping[str, Any]) -> RecordedRun:
+    """Parse a run in an answer of MLflow's API."""
     data = run.get("data", {})
     tags = {tag["key"]: tag.get("value", "") for tag in data.get("tags", [])}
-    used = [item["dataset"] for item in run.get("inputs", {}).get("dataset_inputs", [])]
+    datasets = [item["dataset"] for item in run.get("inputs", {}).get("dataset_inputs", [])]
     return RecordedRun(
         run_id=run["info"]["run_id"],
         key=tags.get("paceline.run_key", ""),
         name=run["info"].get("run_name", ""),
         metrics=[metric["key"] for metric in data.get("metrics", [])],
         params={param["key"]: param.get("value", "") for param in data.get("params", [])},
-        data=[f"{item.get('name')} {item.get('digest')}" for item in used],
+        data=[f"{item.get('name')} {item.get('digest')}" for item in datasets],
     )
 
 
@@ -292,24 +296,26 @@ class RecordedRun:
     key: str
     metrics: Sequence[str]
     params: Mapping[str, str] = field(default_factory=dict)
-    data: Sequence[str] = ()
+    data: Sequence[str] = ()  # name and digest of each data set
     name: str = ""
 
 
 def shared_view(runs: Sequence[RecordedRun], charts: Sequence[str] = (), *, only: bool = False) -> str:
     """Return a view of ``runs`` as JSON: columns for metrics and for what differs, and the important charts first.
 
-    ``charts``: show only these metrics' charts. ``only``: list no other runs, by a filter in the view.
+    ``charts``: show only the charts of these metrics. ``only``: the view has a filter that lists no other runs.
     """
     metrics = list(dict.fromkeys(name for run in runs for name in sorted(run.metrics)))
-    first = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
-    if not first:
-        first = [name for name in metrics if not name.startswith("system/")]
-    names = list(dict.fromkeys(first))[:_MAX_METRICS]
+    important = [name for name in (*charts, *_FIRST_METRICS) if name in metrics]
+    if not important:
+        important = [name for name in metrics if not name.startswith("system/")]
+    columns = {f"metrics.`{name}`": name for name in list(dict.fromkeys(important))[:_MAX_METRICS]}
+    # of parameters and data sets, show what distinguishes the runs
     attributes = ["Dataset"] if len({tuple(run.data) for run in runs}) > 1 else []
     params = dict.fromkeys(name for run in runs for name in run.params)
     differing = [name for name in params if len({run.params.get(name) for run in runs}) > 1][:_MAX_PARAMS]
-    columns = {f"metrics.`{name}`": name for name in names} | {f"params.`{name}`": name for name in differing}
+    columns |= {f"params.`{name}`": name for name in differing}
+    # columns are as wide as their heads (7 pixels a letter), the names of runs as the longest of them
     letters = {column: len(name) for column, name in columns.items()}
     letters["attributes.`Run Name`"] = max((len(run.name) for run in runs), default=0) + 4  # the coloured dot before it
     widths = {column: min(_WIDEST, max(_USUAL_WIDTH, 7 * count + 32)) for column, count in letters.items()}
@@ -327,15 +333,14 @@ def shared_view(runs: Sequence[RecordedRun], charts: Sequence[str] = (), *, only
 
 
 def _charts(metrics: Sequence[str]) -> dict[str, Any]:
-    """Return a first section with the important charts. The others follow in MLflow's order, by name: by itself it
-    shows traffic of the network before accuracy."""
-    first = [name for name in _FIRST_CHARTS if name in metrics]
-    if not first:
+    """Return a first section with the important charts: by itself the page begins with metrics of the network."""
+    important = [name for name in _FIRST_CHARTS if name in metrics]
+    if not important:
         return {}
     return {
         "compareRunCharts": [
             {"uuid": name, "metricKey": name, "metricSectionId": _FIRST_SECTION, "type": "BAR", "isGenerated": True}
-            for name in first  # of type BAR: the page draws a line where a metric has several steps
+            for name in important  # of type BAR: the page draws a line if a metric has several steps
         ],
         "compareRunSections": [{"uuid": _FIRST_SECTION, "name": _FIRST_SECTION, "display": True, "isReordered": True}],
         "isAccordionReordered": True,
@@ -343,5 +348,5 @@ def _charts(metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def _page(path: str, **query: str) -> str:
-    # ``query`` first: the page that compares runs finds their ids only in the first parameter (MLflow 3.17)
+    # `query` first: the page that compares runs finds their ids only in the first parameter (MLflow 3.17)
     return f"{path}?{urlencode({**query, **_TRAINING}, quote_via=quote)}"

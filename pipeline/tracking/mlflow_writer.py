@@ -1,4 +1,8 @@
-"""Write to MLflow what it doesn't have of a run folder yet: points, parameters, tags, data and files."""
+"""The writer of MLflow's record: sends what MLflow doesn't have of a run folder yet, in passes of the recorder.
+
+tracking.json says how far the record is. It is written after each answer, so that after a kill nothing is sent that
+MLflow would show twice.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class MlflowWriter:
         self._position = ReadPosition()  # in metrics.jsonl, which each process reads from its beginning
         self._opened: int | None = None  # the attempt that was opened in the store
         self._name = ""  # the run's name in the store
-        self._params: Mapping[str, str] = {}  # to be sent with the next points, as ``_tags``
+        self._params: Mapping[str, str] = {}  # these and the tags are sent with the next points
         self._tags: Mapping[str, str] = {}
 
     def write(self, progress: Progress) -> None:
@@ -62,24 +66,27 @@ class MlflowWriter:
             self.state.finish(inputs, self._run_dir_fd)
 
     def _open(self, store: Store, progress: Progress) -> None:
-        """Find or create the run. After a crash between the two writes of tracking.json it is found by its tag."""
+        """Find or create the run in the store, and read from it which points it has."""
         about = describe(self.run_dir, self.state.nonfinite)
         experiment_id = store.experiment_id(self.state.experiment)
-        unsure, self.state.unsure = self.state.unsure, True
+        # If this process dies before the second write of tracking.json, the run is found again by its tag. A creation
+        # without an answer may have left a duplicate, for which `_complete` looks.
+        was_unsure, self.state.unsure = self.state.unsure, True
         self.state.save(self._run_dir_fd)
         run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
-        self.state.unsure = unsure
+        self.state.unsure = was_unsure
+        # the store has lost the run that tracking.json describes, so all is sent again
         if run.run_id != self.state.run_id:
             self._position, self.state.marks, self.state.artifacts = ReadPosition(), {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
         if progress.attempt != self.state.attempt or not self.state.marks:
-            # Read the last points from the store, which may have taken some without an answer. MLflow ignores equal
-            # points, but those of an attempt that repeats steps have other times.
+            # The store may have taken points without its answer having arrived. MLflow ignores equal points, but a new
+            # attempt repeats steps at other times. So ask the store for its last points, unless they are as known here.
             for key, step in run.last_steps.items():
-                known = _mark(self.state.marks.get(key))
-                if known != (0, step) and not key.startswith(metrics_file.PREFIX):
-                    held = mark_of(store.steps(run.run_id, key))
-                    self.state.marks[key] = list(held if known is None else max(held, known))
+                mark = _mark(self.state.marks.get(key))
+                if mark != (0, step) and not key.startswith(metrics_file.PREFIX):
+                    stored_mark = mark_of(store.steps(run.run_id, key))
+                    self.state.marks[key] = list(stored_mark if mark is None else max(stored_mark, mark))
                     self._succeeded()
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, progress.attempt
         self._succeeded()  # before the write: another run may have replaced the folder meanwhile
@@ -88,11 +95,12 @@ class MlflowWriter:
 
     def _send_description(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
         """Send data and status now; parameters and tags follow with the first points."""
-        differ = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
+        differing = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
         self._params = {name: value for name, value in about.params.items() if name not in run.params}
         self._tags = {} if progress.ended else dict(about.tags)  # after the end they are sent with the last points
-        if differ:
-            changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differ.items())
+        # MLflow refuses to change a parameter, so a tag shows the new value
+        if differing:
+            changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differing.items())
             self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
         if about.data is not None and (about.data.name, about.data.digest) not in run.data:
             store.log_data(run.run_id, about.data)
@@ -103,19 +111,20 @@ class MlflowWriter:
         self._succeeded()
 
     def _log(self, store: Store, progress: Progress) -> None:
-        """Send new points in full requests, of which the first may be partial; the rest waits for the next pass."""
-        path, is_ours = self.run_dir / run_folder.METRICS, programs.of_run(self.run_dir).is_ours
+        """Send new points. While the run goes on, only the first request of a pass may be less than full."""
+        # the built-in trainer tests once; in a script test/ may be a curve
+        path, tests_once = self.run_dir / run_folder.METRICS, programs.of_run(self.run_dir).is_ours
         for number in itertools.count():
-            room = max(1, store.items_per_call - len(self._params) - len(self._tags))
-            chunk = read_points(path, self._position, room, tests_once=is_ours)  # in a script test/ may be a curve
-            if number and chunk.is_last and not progress.ended:
+            free_items = max(1, store.items_per_call - len(self._params) - len(self._tags))
+            chunk = read_points(path, self._position, free_items, tests_once=tests_once)
+            if number and chunk.is_last and not progress.ended:  # the rest waits for the next pass
                 return
             self._send(store, chunk, ends=chunk.is_last and progress.ended)
             if chunk.is_last:
                 return
 
     def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
-        """Send one request, with final figures and tags if the run ``ends``; then update tracking.json."""
+        """Send one request, then update tracking.json. ``ends``: it is the run's last, with final figures and tags."""
         tags, nonfinite_values = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
         new = self._unrecorded(chunk.points)
         if ends:
@@ -142,11 +151,12 @@ class MlflowWriter:
                 return
 
     def _unrecorded(self, points: Iterable[Point]) -> list[Point]:
-        """Drop points that the store has; an attempt repeats the steps after its checkpoint."""
-        known = {key: _mark(mark) for key, mark in self.state.marks.items()}
-        return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
+        """Drop points that the store has, because an attempt repeats the steps after its checkpoint."""
+        marks = {key: _mark(mark) for key, mark in self.state.marks.items()}
+        return [point for point in points if (mark := marks.get(point.key)) is None or point.mark > mark]
 
     def _complete(self, store: Store, progress: Progress) -> None:
+        """Upload the files and set the final name and status, after the run's last point was sent."""
         about = describe(self.run_dir, self.state.nonfinite)
         self._upload(store, files_at_start(self.run_dir) + files_at_end(self.run_dir, progress.attempt))
         if self.state.unsure:
@@ -160,12 +170,12 @@ class MlflowWriter:
 
     def _upload(self, store: Store, paths: Iterable[Path]) -> None:
         for path in paths:
-            name, known = path.relative_to(self.run_dir), fingerprint(path)
-            if self.state.artifacts.get(str(name)) != known:
+            name, current = path.relative_to(self.run_dir), fingerprint(path)
+            if self.state.artifacts.get(str(name)) != current:
                 folder = "logs" if path.suffix == ".log" else str(name.parent)
                 with redacted(path) as file:
                     store.log_file(self._run_id, file, None if folder == "." else folder)
-                self.state.artifacts[str(name)] = known
+                self.state.artifacts[str(name)] = current
                 self._succeeded()
 
     @property

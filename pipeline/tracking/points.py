@@ -1,4 +1,4 @@
-"""Read metrics.jsonl and the figures of summary.json as points for trackers: one value of one metric each."""
+"""The points that trackers record, one value of one metric each: read from metrics.jsonl and summary.json."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pipeline.tracking.description import distinct, mlflow_key, read_summary
 from trainers.contract import run_folder
 
 Mark = tuple[int, int]
-"""A point's lap and step, which increase from point to point of a metric."""
+"""The lap and step of a point (see ``Point``). They increase from point to point of a metric."""
 
 
 @dataclass(frozen=True)
 class Point:
     """One value of one metric.
 
-    ``time_ms`` is the time of the measurement (unix milliseconds), never of the recording: MLflow treats an equal (key,
-    time, step, value) as the same point, so a replay adds nothing. ``lap`` counts how often the metric's steps have
-    restarted: a script may count the steps of each epoch from 0.
+    ``time_ms`` is the time of the measurement (unix milliseconds), never of the recording. MLflow takes points with
+    equal key, time, step and value for one point, so recording them again adds nothing. ``lap`` counts how often the
+    metric's steps have restarted, because a script may count the steps of each epoch from 0.
     """
 
     key: str
@@ -43,9 +43,9 @@ class ReadPosition:
     """How far metrics.jsonl was read."""
 
     end_bytes: int = 0
-    line: bytes = b""  # the last line read; if another one ends at ``end_bytes`` now, the file was replaced since
-    marks: Mapping[str, Mark] = field(default_factory=dict)  # the last point of each metric
-    keys: Mapping[str, str] = field(default_factory=dict)  # name → MLflow key
+    line: bytes = b""  # the last line read; if another line ends at ``end_bytes`` now, the file was replaced since
+    marks: Mapping[str, Mark] = field(default_factory=dict)  # key of a metric → mark of its last point
+    keys: Mapping[str, str] = field(default_factory=dict)  # name of a metric → its MLflow key
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Chunk:
 
 
 def read_points(path: Path, position: ReadPosition, limit: int, *, tests_once: bool = False) -> Chunk:
-    """Read from ``position`` to the last complete line, or up to ``limit`` points; a replaced file from its beginning.
+    """Read from ``position`` to the last complete line, or up to ``limit`` points.
 
     ``tests_once``: metrics below test/ are measured once, and are placed at step 0.
     """
@@ -68,6 +68,7 @@ def read_points(path: Path, position: ReadPosition, limit: int, *, tests_once: b
     except (FileNotFoundError, IsADirectoryError):
         return Chunk((), ReadPosition(), is_last=True)
     with file:
+        # a file that was replaced since is read from its beginning
         file.seek(position.end_bytes - len(position.line))
         is_same = file.read(len(position.line)) == position.line and file.seek(0, os.SEEK_END) >= position.end_bytes
         position = position if is_same else ReadPosition()
@@ -92,28 +93,29 @@ def read_points(path: Path, position: ReadPosition, limit: int, *, tests_once: b
 
 
 def next_mark(before: Mark | None, step: int) -> Mark:
-    """Return the mark of the point that follows ``before``."""
-    lap, last = before or (0, step - 1)
-    return lap if step > last else lap + 1, step
+    """Return the mark of a point with this step that follows the point ``before`` (None: the first point)."""
+    lap, last_step = before or (0, step - 1)
+    return lap if step > last_step else lap + 1, step
 
 
 def key_of(name: str, keys: Mapping[str, str]) -> str:
-    """Return the MLflow key of a metric. Of names that differ only in refused characters, the first has the plain key.
+    """Return the MLflow key of a metric. Names that differ only in characters that MLflow refuses get different keys.
 
-    ``keys``: the names that have a key already.
+    ``keys``: the keys of earlier names, by name.
     """
     return keys.get(name) or distinct(mlflow_key(name), set(keys.values()))
 
 
 def mark_of(steps: Iterable[int]) -> Mark:
     """Return the mark of the last point of a metric from the steps of all its points, which may be in any order."""
+    # in each lap a step occurs once, and the last lap may not have reached the larger steps
     counts = Counter(steps)
     laps = max(counts.values())
     return laps - 1, max(step for step, count in counts.items() if count == laps)
 
 
 def nonfinite(points: Iterable[Point]) -> dict[str, str]:
-    """Return metric → ``NaN at step 7``: its first non-finite value."""
+    """Return metric → its first value that isn't finite, as ``NaN at step 7``."""
     first: dict[str, str] = {}
     for point in points:
         if not math.isfinite(point.value):
@@ -122,9 +124,9 @@ def nonfinite(points: Iterable[Point]) -> dict[str, str]:
 
 
 def last_figures(run_dir: Path, position: ReadPosition) -> list[Point]:
-    """Return the metrics and the speed of summary.json and the report's macro F1 as points at the last step.
+    """Return the metrics and the speed of summary.json, and the report's macro F1, as points at the last step.
 
-    Leaves out metrics whose curve up to ``position`` reaches that step already. Empty before there is a summary.
+    Leaves out metrics whose curve up to ``position`` reaches this step already. Empty if there is no summary yet.
     """
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
@@ -132,6 +134,7 @@ def last_figures(run_dir: Path, position: ReadPosition) -> list[Point]:
         metrics[name] = summary.get(name)
     average = documents.read_or_empty(run_dir / run_folder.EVALUATION / "report.json").get("macro avg")
     metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
+    # a damaged summary, or that of a script, may lack the time of the last step
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
         step = int(summary["steps"])
@@ -139,15 +142,15 @@ def last_figures(run_dir: Path, position: ReadPosition) -> list[Point]:
         return []
     points = []
     for name, value in metrics.items():
-        lap, last = position.marks.get(key := key_of(str(name), position.keys), (0, step - 1))
-        if isinstance(value, int | float) and step > last:
+        key = key_of(str(name), position.keys)
+        lap, last_step = position.marks.get(key, (0, step - 1))
+        if isinstance(value, int | float) and step > last_step:
             points.append(Point(key, float(value), time_ms, step, lap))
     return points
 
 
 def final_points(run_dir: Path, position: ReadPosition) -> list[Point]:
-    """Return ``last_figures`` for MLflow: those that end a curve at the last step; single ones at step 0, where MLflow
-    draws a bar instead of a lone dot."""
-    # a metric with one point at step 0 has its single figure already
+    """Return ``last_figures`` as MLflow shows them best: a metric without a curve is placed at step 0."""
+    # mark (0, 0): the metric has its only point at step 0 already, where MLflow draws a bar instead of a lone dot
     points = [point for point in last_figures(run_dir, position) if position.marks.get(point.key) != (0, 0)]
     return [point if point.key in position.marks else replace(point, step=0) for point in points]

@@ -1,5 +1,7 @@
-"""Record one run in MLflow or another tracker, live or afterwards: passes over its folder until all of it is recorded,
-each point once.
+"""The loop that records one run in MLflow or another tracker, live or afterwards.
+
+It makes passes over the run folder until everything is recorded, each point once. A pass is made by ``MlflowWriter``,
+or for another tracker by ``TrackerWriter``.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ class TrackerWriter:
     Args:
         run_dir_fd: a descriptor of ``run_dir``.
         make: creates the tracker.
-        state: is marked as done once the record is complete.
+        state: tracking.NAME.json; marked as done once the record is complete.
         succeeded: called after every answer of the tracker; may raise to end the pass.
-        refuse_unwanted: called before the record begins; raises if nobody wants it any more.
+        refuse_unwanted: called before the record begins; raises if nobody wants the record any more.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class TrackerWriter:
     def write(self, run: Progress) -> None:
         """Make one pass. Raises StoreError."""
         inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
-        tracker = self._begun_tracker(run)
+        tracker = self._tracker_of_attempt(run)
         if not (tracker.live or run.ended):
             return
         self._log(tracker)
@@ -89,8 +91,8 @@ class TrackerWriter:
         if caller is not None:
             caller.close()
 
-    def _begun_tracker(self, run: Progress) -> Tracker:
-        """Return this attempt's tracker. Begin its record, unless that has to wait for the run's end."""
+    def _tracker_of_attempt(self, run: Progress) -> Tracker:
+        """Return this attempt's tracker, and begin the record, unless the tracker records only ended runs."""
         if self._tracker is not None and self._attempt == run.attempt:
             return self._tracker
         self.forget()
@@ -99,16 +101,17 @@ class TrackerWriter:
         tracker = self._tracker = self._call(self._make)
         if tracker.live or run.ended:
             begin = partial(tracker.begin, describe(self.run_dir))
-            self._marks, self._position = self._call(lambda: _marks(begin())), ReadPosition()
+            self._marks, self._position = self._call(lambda: _checked_marks(begin())), ReadPosition()
             self._attempt = run.attempt
         return tracker
 
     def _log(self, tracker: Tracker) -> None:
-        """Send the points that the record lacks; it has those of steps that this attempt repeats."""
+        """Send the points that the record lacks. It has those of steps that an earlier attempt has done already."""
         while True:
             chunk = read_points(self.run_dir / run_folder.METRICS, self._position, _MOST_POINTS)
+            final_points = last_figures(self.run_dir, chunk.position) if chunk.is_last else ()
             new = []
-            for point in [*chunk.points, *(last_figures(self.run_dir, chunk.position) if chunk.is_last else ())]:
+            for point in [*chunk.points, *final_points]:
                 if point.key not in self._marks or point.mark > self._marks[point.key]:
                     new.append(point)
                     self._marks[point.key] = point.mark
@@ -131,21 +134,21 @@ class TrackerWriter:
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)
-            why = text_of(error) if isinstance(error, TrackerError) else f"{type(error).__name__}: {text_of(error)}"
+            reason = text_of(error) if isinstance(error, TrackerError) else f"{type(error).__name__}: {text_of(error)}"
             if isinstance(error, PacelineError):
-                why = f"{error.what} ({error.hint})" if error.hint else error.what
-            raise StoreError(masking.shown(redact(why)), final=final) from error
+                reason = f"{error.what} ({error.hint})" if error.hint else error.what
+            raise StoreError(masking.shown(redact(reason)), final=final) from error
 
 
-def _marks(begun: object) -> dict[str, Mark]:
-    """Validate the result of begin(). Raises TrackerError."""
+def _checked_marks(returned: object) -> dict[str, Mark]:
+    """Check what a tracker's begin() returned: metric → mark of its last point. Raises TrackerError."""
     marks = dict[str, Mark]()
-    for key, mark in begun.items() if isinstance(begun, Mapping) else [(begun, None)]:
+    for key, mark in returned.items() if isinstance(returned, Mapping) else [(returned, None)]:
         match key, mark:
             case str(), (int(lap), int(step)):
                 marks[key] = lap, step
             case _:
-                raise TrackerError(f"its begin() returned {begun!r:.80}, not point.mark of each metric's last point")
+                raise TrackerError(f"its begin() returned {returned!r:.80}, not point.mark of each metric's last point")
     return marks
 
 
@@ -155,10 +158,10 @@ _SPARSER = 4  # a pass follows after a quarter of the recorder's age: after 40 s
 _MAX_BACKOFF_S = 30.0
 _LOOK_S = 0.2  # interval of checking the journal's size between passes, so that the run's end is noticed soon
 _HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of CPU time, which belongs to the ranks until the first metrics
-_TAIL_S = 60.0  # after the run's end, for a slow store or a busy host: the limit of `doit train`'s wait
+_TAIL_S = 60.0  # after the run's end, for a slow store or a busy host; `doit train` waits no longer
 _WAIT_S = 15.0  # for another process that is recording the same run
 _FOLLOWER_WAIT_S = 90.0  # the previous attempt's follower may still be finishing
-_TRANSACTION_BYTES = 256 << 10  # needed by sqlite per transaction; a disk filled by sqlite keeps 12–45 KiB free
+_TRANSACTION_BYTES = 256 << 10  # that sqlite needs per transaction; when it has filled a disk, 12–45 KiB are still free
 
 
 def record(
@@ -175,18 +178,17 @@ def record(
 ) -> TrackingState:
     """Record what MLflow, or another ``tracker``, doesn't have of the run folder yet.
 
-    A failing store is tried again while the run is going on. After its end the record is given up, and its state is
-    ``pending``, once nothing has succeeded for ``give_up_s`` or the store refuses.
+    While the run is going on, a failing store is tried again. After the run's end the record is given up once nothing
+    has succeeded for ``give_up_s``, or the store refuses; its state is ``pending`` then.
 
     Args:
         uri: the address of MLflow's store; the name of another tracker.
         follow: go on until the journal says that the attempt has ended.
-        check: ask the store even if tracking.json says that it has everything: it may be a new one.
-        parent_pid: stop once this process is no longer this one's parent.
+        check: ask the store even if tracking.json says that it has everything, because it may have been replaced.
+        parent_pid: stop once the process with this id is no longer the parent of this one.
         settings: another tracker's own fields, as JSON.
 
-    Raises:
-        PacelineError: the folder is no run, or another process is recording it.
+    Raises PacelineError: the folder is no run, or another process is recording it.
     """
     destination = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
     if not (run_dir / run_folder.CONFIG).is_file():
@@ -220,6 +222,8 @@ class _RemovedError(Exception):
 
 
 class _Recording:
+    """One record in progress: makes passes and judges whether to try again after a failed one."""
+
     def __init__(
         self,
         run_dir: Path,
@@ -233,7 +237,7 @@ class _Recording:
         self.give_up_s, self.parent_pid = give_up_s, parent_pid
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
-        self.has_begun = False  # the first pass, at which the time that the store has begins
+        self.has_begun = False  # the store's time limits count from the first pass
         self.refused = False  # the last pass failed for a reason that waiting doesn't fix
         self.failure: str | None = None  # the store's error in the last pass
         to = self.destination = destination
@@ -261,16 +265,18 @@ class _Recording:
             run = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if run.ended else None
             failure = self._pass(run)
-            if self._removed() or (failure is None and (run.ended or not self.follow)):
+            is_last_pass = run.ended or not self.follow
+            if self._is_removed() or (failure is None and is_last_pass):
                 return self.state
             silent_s = time.monotonic() - self.last_success
             gives_up = self.refused or silent_s > self.give_up_s or self._tail_is_over()
-            if failure is not None and gives_up and (run.ended or not self.follow):
-                return self._pending(failure)
+            if failure is not None and gives_up and is_last_pass:
+                return self._give_up(failure)
+            # the longer a run goes on, the rarer are the passes: they cost time of the processors that train
             age_s = time.monotonic() - self.began
             backoff_s = max(_PASS_S, age_s / _SPARSER) if failure is None else backoff_s * 2
             backoff_s = min(backoff_s, _MAX_BACKOFF_S)
-            if self._abandoned():
+            if self._is_abandoned():
                 return self.state
             self._sleep(min(backoff_s, self.give_up_s / 5) if run.ended else backoff_s, journal_bytes)
 
@@ -279,20 +285,20 @@ class _Recording:
         is_head_start = self.follow and not run.ended and time.monotonic() - self.began <= _HEAD_START_S
         if is_head_start and self._bytes_of(run_folder.METRICS) == 0:
             return None
-        if not self.has_begun:  # not before: importing this process's modules may take a minute on a busy host
+        if not self.has_begun:  # the limits count from here: imports may have taken a minute on a busy host
             self.has_begun, self.last_success = True, time.monotonic()
             self.ended_at = None if self.ended_at is None else self.last_success
         self.refused = False
         try:
             self.writer.write(run)
         except StoreError as error:
-            full = _full_disk(self.destination.database, str(error))
-            self.refused, self.failure = error.final or full is not None, full or str(error)
+            disk_is_full = _full_disk(self.destination.database, str(error))
+            self.refused, self.failure = error.final or disk_is_full is not None, disk_is_full or str(error)
             return self.failure
         except (_RemovedError, FileNotFoundError):
-            if not self._removed():
+            if not self._is_removed():
                 raise
-            return None  # run() ends then too
+            return None  # run() checks it too, and ends
         except _TooSlowError:
             return self.failure or f"too slow: not everything was taken within {_TAIL_S:g} s"
         self.failure = None
@@ -308,16 +314,16 @@ class _Recording:
 
     def _refuse_unwanted(self) -> None:
         """End the pass if nobody wants the record any more. Raises _RemovedError, _TooSlowError."""
-        if self._removed():
+        if self._is_removed():
             raise _RemovedError
         if self.follow and self._tail_is_over():
             raise _TooSlowError
 
-    def _abandoned(self) -> bool:
-        return self.parent_pid not in (None, os.getppid()) or self._removed()
+    def _is_abandoned(self) -> bool:
+        return self.parent_pid not in (None, os.getppid()) or self._is_removed()
 
-    def _removed(self) -> bool:
-        """Return True if another folder may have replaced the run folder, so nothing may be written."""
+    def _is_removed(self) -> bool:
+        """Return True if the run folder is gone, or another one is at its path, so nothing may be written."""
         try:
             return not os.path.samestat(self.run_dir.stat(), os.fstat(self.run_dir_fd))
         except FileNotFoundError:
@@ -334,10 +340,11 @@ class _Recording:
         until = time.monotonic() + seconds
         while (remaining_s := until - time.monotonic()) > 0:
             time.sleep(min(remaining_s, _LOOK_S))
-            if self._abandoned() or self._bytes_of(run_folder.JOURNAL) != journal_bytes:
+            if self._is_abandoned() or self._bytes_of(run_folder.JOURNAL) != journal_bytes:
                 return
 
-    def _pending(self, reason: str) -> TrackingState:
+    def _give_up(self, reason: str) -> TrackingState:
+        """Note in tracking.json that the record is incomplete, and why."""
         self.state.state, self.state.refused = PENDING, self.refused
         where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.destination.title
         self.state.message = redact(f"{where} took no (more) records: {reason}")
@@ -347,8 +354,8 @@ class _Recording:
 
 
 def _full_disk(database: Path | None, reason: str) -> str | None:
-    """Return the message of a full disk if that may be why sqlite failed: it calls the database read-only then, and a
-    column that MLflow tries again to add a duplicate."""
+    """Return the message of a full disk if a full disk may be why sqlite failed; None otherwise."""
+    # sqlite itself then says that the database is read-only, or that a column is a duplicate
     if database is None or "(sqlite3." not in reason:
         return None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The files of a run folder that MLflow gets, and notes about those that it doesn't get."""
+"""The files of a run folder that are uploaded to MLflow, and notes about files that aren't."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ _LOGS = f"{run_folder.ATTEMPTS}/*/*.log"
 
 
 def files_at_start(run_dir: Path) -> list[Path]:
-    """Return the files that exist before the training starts, without a patch that is empty or has a login in it."""
-    patches = [
-        path
-        for path in _existing(run_dir, (run_folder.CHANGES,))
-        if (text := path.read_text(encoding="utf-8", errors="replace")) and redact(text) == text
-    ]
-    return [*_existing(run_dir, _AT_START), *patches]
+    """Return the files that exist before the training starts."""
+    files = _existing(run_dir, _AT_START)
+    # an empty patch says nothing, and one with a login in it couldn't be applied without the login
+    for path in _existing(run_dir, (run_folder.CHANGES,)):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if text and redact(text) == text:
+            files.append(path)
+    return files
 
 
 def files_at_end(run_dir: Path, attempt: int) -> list[Path]:
     """Return the files that exist after the end, with the log of rank 0's host."""
     logs = _existing(run_dir, (f"{run_folder.ATTEMPTS}/{attempt}/*.log",))
-    host = next(iter(hosts_of(documents.read_or_empty(run_dir / run_folder.PLAN))), "")  # with node_rank 0
+    # the first host of the plan has rank 0; in its log's name, characters that file systems refuse are replaced
+    host = next(iter(hosts_of(documents.read_or_empty(run_dir / run_folder.PLAN))), "")
     of_rank_0 = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
     over_limit = {*_over_limit(run_dir)}
     paths = [*(of_rank_0 or logs)[:1], *_existing(run_dir, _AT_END)]
@@ -60,8 +62,8 @@ def notes_on_left_out(run_dir: Path) -> Iterator[str]:
     """Yield a note about links that lead out of the run folder, and one about files beyond the limits."""
     patterns = (*_AT_START, run_folder.CHANGES, *_AT_END, _LOGS)
     present = [path for pattern in patterns for path in sorted(run_dir.glob(pattern))]
-    if away := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
-        yield link_warning(away, run_dir)
+    if links := [path for path in present if path.is_file() and leads_out(path, run_dir)]:
+        yield link_warning(links, run_dir)
     paths = _over_limit(run_dir)
     if not paths:
         return
@@ -74,6 +76,7 @@ def notes_on_left_out(run_dir: Path) -> Iterator[str]:
 
 
 def _over_limit(run_dir: Path) -> list[Path]:
+    """Return the undeclared files that aren't uploaded: all but the smallest ones that are within the limits."""
     sizes = {path: path.stat().st_size for path in _existing(run_dir, (f"{_UNDECLARED}/**/*",))}
     smallest_first = sorted(sizes, key=lambda path: sizes[path])
     totals = itertools.accumulate(sizes[path] for path in smallest_first)
@@ -88,15 +91,15 @@ def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 @contextlib.contextmanager
 def redacted(path: Path) -> Iterator[Path]:
-    """Yield the file, or a copy of the same name: of a text without its credentials, of a log the last MiB."""
+    """Yield the file, or a copy of the same name if it must be changed: without credentials, of a log the last MiB."""
     if path.suffix not in _TEXT:
         yield path
         return
     raw = path.read_bytes()
-    kept = raw[-_MAX_LOG_BYTES:] if path.suffix == ".log" else raw
-    text = kept.decode(errors="replace")
+    shortened = raw[-_MAX_LOG_BYTES:] if path.suffix == ".log" else raw
+    text = shortened.decode(errors="replace")
     safe = redact(text)
-    if safe == text and len(kept) == len(raw):
+    if safe == text and len(shortened) == len(raw):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-artifact")) as folder:

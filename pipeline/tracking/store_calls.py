@@ -1,8 +1,7 @@
-"""Calls to a tracking server, with limits of time and memory for each: MLflow's own time limit is for single packets,
-and it reads an answer of any size. Also the plain reasons of known failures.
+"""Calls to a tracking server with limits of time and memory, and plain messages for known failures.
 
-A call runs in a thread. Beyond a limit an exception is raised there (``PyThreadState_SetAsyncExc``), on which urllib3
-closes the connection.
+MLflow itself limits only the time between two packets, and reads an answer of any size. Here a call runs in a thread.
+Beyond a limit an exception is raised there (``PyThreadState_SetAsyncExc``), and urllib3 closes the connection.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ ANSWER_TIMEOUT_S = 4
 GROWTH_BYTES = 256 << 20  # of this process's memory in one call; a long metric's history takes some MB
 _SLOW_BYTES_PER_S = 100_000  # assumed minimum upload speed
 _FETCHED_BYTES = 10 << 20  # assumed size of a run's recipe files
-_REQUESTS = 3  # per call, each allowed the full time limit
+_REQUESTS = 3  # that a call may make, each with the full time limit
 _LOOK_S = 0.1
-_THREAD, _IDLE = "answer", "no answer awaited"
+_THREAD, _IDLE = "answer", "no answer awaited"  # names of the thread during and between calls
 _Result = TypeVar("_Result")
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")
 _WRAPPED = ("(Caused by ", "('Connection aborted.'")  # requests around urllib3 around http.client
@@ -100,11 +99,11 @@ _FIXES = (
     ("No module named '?boto3", "boto3 is missing: pip install 'paceline[s3]'"),
     ("No module named '?(?:pg8000|psycopg2?|pymysql)", "pg8000 is missing: pip install 'paceline[server]'"),
 )
-"""The pattern of a failure's message, and what mends it."""
+"""Pairs of a pattern of a failure's message, and a message with the fix; {0} stands for the pattern's first group."""
 
 
 def explained(text: str) -> str | None:
-    """Return what mends a known failure; None if its message suffices or it may be temporary."""
+    """Return the message with the fix of a known failure; None if ``text`` suffices or the failure may be temporary."""
     for pattern, fix in _FIXES:
         if match := re.search(pattern, text):
             return fix.format(*match.groups())
@@ -130,26 +129,25 @@ class Bounded:
         return partial(_call, getattr(self._client, name), _FETCHED_BYTES if name == "download_artifacts" else 0)
 
 
-def _call(method: Callable[..., _Result], size_bytes: int, *words: Any, **named: Any) -> _Result:
-    one_s = answer_timeout_s()
-    sent = [Path(word) for word in words if isinstance(word, str) and word.startswith("/")]
-    size_bytes += sum(file.stat().st_size for path in sent if path.exists() for file in [path, *path.rglob("*")])
-    limit_s = _REQUESTS * one_s + size_bytes / _SLOW_BYTES_PER_S
+def _call(method: Callable[..., _Result], size_bytes: int, *args: Any, **kwargs: Any) -> _Result:
+    """Call a client's method. ``size_bytes``: what it may have to download."""
+    request_limit_s = answer_timeout_s()
+    # an absolute path among the arguments is a file or folder to upload, which gets time by its size
+    uploaded = [Path(arg) for arg in args if isinstance(arg, str) and arg.startswith("/")]
+    size_bytes += sum(file.stat().st_size for path in uploaded if path.exists() for file in [path, *path.rglob("*")])
+    limit_s = _REQUESTS * request_limit_s + size_bytes / _SLOW_BYTES_PER_S
     caller = Caller()
     try:
-        return caller.call(partial(method, *words, **named), limit_s, ends_within_s=one_s + 1.0)
+        return caller.call(partial(method, *args, **kwargs), limit_s, ends_within_s=request_limit_s + 1.0)
     finally:
         caller.close()
 
 
 class Caller:
-    """Makes all calls in one thread: a tracker may open an object in one call that only this thread may use (sqlite3).
+    """Makes calls with limits, all in one thread: a connection of sqlite3 works only in the thread that opened it."""
 
-    ``growth_bytes``: how much this process's memory may grow in a call; 0: GROWTH_BYTES.
-    """
-
-    def __init__(self, growth_bytes: int = 0) -> None:
-        self._growth_bytes = growth_bytes or GROWTH_BYTES
+    def __init__(self, growth_bytes: int | None = None) -> None:
+        self._growth_bytes = growth_bytes or GROWTH_BYTES  # how much this process's memory may grow in a call
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threads.start(self._run, name=_IDLE, on_error=lambda text: print(text, file=sys.stderr))
 
@@ -162,8 +160,8 @@ class Caller:
     def call(self, function: Callable[[], _Result], limit_s: float, *, ends_within_s: float) -> _Result:
         """Return or raise what the function returns or raises in the thread.
 
-        ``ends_within_s``: how long to wait for the thread to end, if the call exceeds a limit. Raises StoreError: it
-        exceeded ``limit_s`` or its memory; no further calls are possible.
+        Raises StoreError: the call exceeded ``limit_s`` or the limit of memory. No further calls are possible then; the
+        thread is given ``ends_within_s`` to end.
         """
         results: list[_Result] = []
         raised: list[BaseException] = []
@@ -177,14 +175,14 @@ class Caller:
             finally:
                 done.set()
 
-        left_s, allowed_bytes, grown = limit_s, memory_bytes() + self._growth_bytes, False
+        remaining_s, allowed_bytes = limit_s, memory_bytes() + self._growth_bytes
         self._calls.put(run)
         while not done.wait(_LOOK_S):
-            left_s -= _LOOK_S  # counts iterations, not wall time: a process without CPU time must not time out
-            grown = memory_bytes() > allowed_bytes
-            if grown or left_s <= 0:
+            remaining_s -= _LOOK_S  # counts iterations, not wall time: a process without CPU time must not time out
+            is_too_large = memory_bytes() > allowed_bytes
+            if is_too_large or remaining_s <= 0:
                 self._give_up(ends_within_s)
-                limit = f"{self._growth_bytes >> 20} MiB" if grown else f"{limit_s:g} s"
+                limit = f"{self._growth_bytes >> 20} MiB" if is_too_large else f"{limit_s:g} s"
                 raise StoreError(f"its answer has no end: given up after {limit}")
         if raised:
             raise raised[0]
@@ -193,7 +191,7 @@ class Caller:
     def _give_up(self, ends_within_s: float) -> None:
         self._calls.put(None)
         until = time.monotonic() + ends_within_s
-        # repeatedly: an exception that arrives while an object is being destroyed is lost
+        # repeated, because an exception that arrives while an object is being destroyed is lost
         while self._thread.is_alive() and time.monotonic() < until:
             thread = ctypes.c_ulong(self._thread.ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(GivenUpError))

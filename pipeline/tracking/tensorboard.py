@@ -1,5 +1,6 @@
-"""Write an event file for TensorBoard, in ``tensorboard/NAME/`` of the run folder. It is made from metrics.jsonl
-alone; after a kill, writing goes on behind the event file's last complete record, so each point is there once.
+"""The tracker that writes an event file for TensorBoard, in ``tensorboard/NAME/`` of the run folder.
+
+After a kill, writing goes on behind the file's last complete record, so each point is there once.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class TensorBoard(Tracker):
         path = paths[0] if paths else self.run_dir / FOLDER / name / f"events.out.tfevents.{int(start_s)}.{run.key}"
         path.parent.mkdir(exist_ok=True)
         file = self._file = path.open("r+b" if paths else "x+b")
-        whole_bytes, marks = _complete_records(file)
-        file.truncate(whole_bytes)
-        file.seek(whole_bytes)
-        version = [] if whole_bytes else [Event(wall_time=start_s, file_version=_VERSION)]
-        self._write([*version, *([] if _ABOUT in marks else [_about(run, start_s)])])
+        complete_bytes, marks = _complete_records(file)
+        file.truncate(complete_bytes)
+        file.seek(complete_bytes)
+        first_records = [] if complete_bytes else [Event(wall_time=start_s, file_version=_VERSION)]
+        if _ABOUT not in marks:
+            first_records.append(_about(run, start_s))
+        self._write(first_records)
         return marks
 
     def log(self, points: Sequence[Point]) -> None:
@@ -83,10 +86,8 @@ class TensorBoard(Tracker):
 
 
 def _complete_records(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
-    """Return where the last complete record ends, and the last point of each metric up to there.
-
-    A record is incomplete if its writer was killed: it is short, or a checksum is wrong.
-    """
+    """Return the offset in bytes behind the last complete record, and the last point of each metric up to there."""
+    # a record: length of the event, checksum of the length, the event, checksum of the event
     end, marks = 0, dict[str, Mark]()
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         length, check = _HEAD.unpack(head)
@@ -101,6 +102,7 @@ def _complete_records(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
 
 
 def _about(run: Description, time_s: float) -> Event:
+    """Return the event that has the run's description as text."""
     text = f"**{run.name}**\n\n{run.tags.get('mlflow.note.content', '')}"
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)

@@ -26,9 +26,9 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
 
         return TensorBoard(plain, run_dir)
     module = TRACKERS.module(name)
-    made_settings = TRACKERS.settings(name)(experiment=experiment, tracker=name, **json.loads(settings))
-    refuse_missing(made_settings)
+    tracker_settings = TRACKERS.settings(name)(experiment=experiment, tracker=name, **json.loads(settings))
+    refuse_missing(tracker_settings)
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Tracker) and kind.__module__ == module.__name__:
-            return kind(made_settings, run_dir)
+            return kind(tracker_settings, run_dir)
     raise UsageError(f"tracking.tracker={name}: {module.__name__} has no class that derives from Tracker")

@@ -1,4 +1,4 @@
-"""The interface of a tracker: what the recorder process calls."""
+"""The interface of a tracker other than MLflow: the methods that the recorder process calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.tracking.points import Mark, Point
 
 
 class TrackerError(Exception):
-    """The tracker refuses, and would refuse again: the recorder doesn't retry before `doit record`."""
+    """The tracker refuses, and would refuse again. The recorder tries again only when `doit record` asks for it."""
 
 
 class Tracker(ABC):
@@ -20,12 +20,9 @@ class Tracker(ABC):
 
     If a method raises, the recorder begins again with a new object: without limit while the run goes on, for some
     seconds after its end, and then only by `doit record`. Neither the training nor MLflow's record waits for it.
-
-    Attributes:
-        live: False: record the run in one go once it has ended.
     """
 
-    live: ClassVar[bool] = True
+    live: ClassVar[bool] = True  # False: record the run in one go once it has ended
 
     def __init__(self, settings: Any, run_dir: Path) -> None:
         self.settings = settings
@@ -35,13 +32,13 @@ class Tracker(ABC):
     def begin(self, run: Description) -> Mapping[str, Mark]:
         """Begin the record, or continue it after a kill or an earlier attempt.
 
-        Return the ``mark`` (pipeline.tracking.points) of each recorded metric's last point: only later points are
-        logged. A tracker that can't tell starts a new record and returns nothing.
+        Return metric → ``mark`` (see ``points.Point``) of its last recorded point: only later points are logged. A
+        tracker that doesn't know them starts a new record and returns an empty mapping.
         """
 
     @abstractmethod
     def log(self, points: Sequence[Point]) -> None:
-        """Store points, in the order of metrics.jsonl, before it returns: a later ``begin`` has to report them."""
+        """Store points, in the order of metrics.jsonl, before this returns: a later ``begin`` must know them."""
 
     @abstractmethod
     def end(self, run: Description, state: str, end_ms: int | None) -> None:

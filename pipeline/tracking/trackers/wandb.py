@@ -1,5 +1,6 @@
-"""Weights & Biases in offline mode: a folder in the run folder, which `wandb sync` uploads. Its log can't be continued,
-so it is written at once when the attempt has ended, and renamed last.
+"""The tracker for Weights & Biases in offline mode: it writes a folder in the run folder, which `wandb sync` uploads.
+
+wandb can't continue an offline log. So the log is written in one go when the attempt has ended, and renamed last.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STEP = "paceline/step"  # the x-axis of all charts
 
 @dataclass(kw_only=True)
 class WandbConfig(TrackingConfig):
-    """Nothing more to set: the project is tracking.experiment; `wandb sync` takes the entity."""
+    """Nothing more to set: the project is tracking.experiment, and the entity is chosen with `wandb sync`."""
 
     package: ClassVar[str] = "wandb"
 
@@ -72,7 +73,7 @@ class Wandb(Tracker):
         return {}
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log rows. wandb drops rows with an earlier step, so its own step is the row's number."""
+        """Log one row per step. wandb drops rows with an earlier step, so wandb's own step is the number of the row."""
         for (step, _), row in itertools.groupby(points, key=lambda point: (point.step, point.time_ms)):
             same_step = list(row)
             values = {point.key: point.value for point in same_step}
@@ -82,10 +83,10 @@ class Wandb(Tracker):
         self._run.config.update({name: run.tags[name] for name in run.tags if name.startswith("paceline.")})
         self._run.finish(exit_code=0 if state in ("FINISHED", "PRUNED") else 1)
         self._run = None
-        (made,) = (self._folder / _MAKING / "wandb").glob("offline-run-*")  # wandb.init makes the inner folder "wandb"
+        (new_log,) = (self._folder / _MAKING / "wandb").glob("offline-run-*")  # wandb.init makes the folder "wandb"
         for earlier in self._folder.glob("offline-run-*"):
             shutil.rmtree(earlier)
-        made.rename(self._folder / made.name)
+        new_log.rename(self._folder / new_log.name)
         shutil.rmtree(self._folder / _MAKING)
 
     def close(self) -> None:
