@@ -1,4 +1,8 @@
-"""Run a sweep to its end: one thread per running trial; a single signal ends all of them."""
+"""The conductor of a sweep: starts trials on free slots, follows them to their ends, and keeps the sweep's journal.
+
+Each running trial has a thread. The threads put their results into a queue, and the loop in the main thread alone
+decides what follows. A single Ctrl-C ends all trials.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.shared import Shared, was_missed
+from pipeline.sweep.shared import Shared, has_incomplete_record
 from pipeline.sweep.trial import (
     Outcome,
     Schedule,
@@ -48,22 +52,19 @@ from pipeline.sweep.trial import (
     TrialSource,
     cause_of,
     detail_of,
-    finished,
+    finished_outcome,
     label,
     room_hint,
 )
 
 
 def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
-    """End processes that a killed controller left running for this key, possibly on hosts of another slot.
-
-    Does nothing while another command holds the run, because its controller is alive.
-    """
+    """End processes that a killed controller left running for this key, possibly on hosts of another slot."""
     entries = journal.read(run.folder.journal)
     if not entries or entries[-1].state not in UNDER_WAY:
         return
     lock = RunLock(run.folder)
-    if not lock.take():
+    if not lock.take():  # another command is training this run, so its controller is alive
         return
     cluster, plan = run.config.cluster, starts.newest_plan(run.folder.path)
     key = run.key.short
@@ -85,6 +86,7 @@ _LOOK_S = 0.2  # also the delay until a search sees a new epoch
 
 Say = Callable[[str], None]
 TrialEvent = TrialBegan | TrialEnded | tuple[int, FollowedEvent | Wait]
+"""The tuple: a trial's number, and an event of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ class Sweep:
     argv: Sequence[str]
     say: Say
     on_event: Callable[[TrialEvent], None] = lambda _: None  # from any thread
-    watched: bool = False  # ``on_event`` gets every second of waiting, instead of occasional lines
-    most: int | None = None  # so many trials are started; None: all
+    is_live: bool = False  # a live view gets every second of waiting by ``on_event``; else a line appears now and then
+    max_trials: int | None = None  # so many trials are started; None: all
 
 
 class Conductor:
@@ -116,47 +118,49 @@ class Conductor:
         self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
         entries = sweep.folder.entries()
-        self._last_entry_by_key = folders.latest(entries)  # of earlier commands, as is the next
+        # the last entries of earlier commands
+        self._last_entry_by_key = folders.latest(entries)
         self._last_entry_by_number = {entry.number: entry for entry in entries}
         self._unrecorded: dict[str, Run] = {}  # by run key: ended before, without a complete record
-        self._failures: dict[str, str] = {}  # why trials failed → the first that did
+        self._failures: dict[str, str] = {}  # reason → label of the first trial that failed for it
         self._decided: dict[str, Settled] = {}  # by run key: pruned or permanently failed in this command
         self.schedule = Schedule(
-            sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled, most=sweep.most
-        )
-        self._noted: list[TrialEntry] = []
+            sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled,
+            max_trials=sweep.max_trials,
+        )  # fmt: skip
+        self._unwritten: list[TrialEntry] = []  # for the sweep's journal
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> list[Settled]:
         """Run the unfinished trials; return the results of all trials in the order of their ends.
 
-        Raises:
-            Killed: Ctrl-C, SIGTERM or SIGHUP; every running trial was ended on its hosts.
-            PacelineError: the disk is full, or no host is left.
+        Raises Killed: Ctrl-C, SIGTERM or SIGHUP (all trials were ended on their hosts); PacelineError: the disk is
+        full, or no host is left.
         """
         with Interruptible() as signals, closing(self.shared):
             try:
                 while not self.schedule.done:
                     while (start := self.schedule.next()) is not None:
                         self._begin(start)
-                    self._write_noted()
+                    self._write_entries()
                     if not self.schedule.done:
                         with suppress(queue.Empty):
                             self._handle(*self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
                 if self._unrecorded:
                     with waiting(self.sweep.say, "recording what was missed"):
-                        self.shared.record_missed(list(self._unrecorded.values()))
+                        self.shared.record_missing(list(self._unrecorded.values()))
             except BaseException:
                 signals.hold()  # a second Ctrl-C must not interrupt the ending of the trials
                 self.stop.request(signals.caught or "an error")
                 self._join()  # the trials notice ``stop`` within a second and end on all of their hosts
+                # their last states belong into the journal, too
                 with suppress(queue.Empty):
                     while True:
                         start, outcome = self.events.get_nowait()
                         if outcome is not None:
                             self._note(start, outcome)
-                self._write_noted()
+                self._write_entries()
                 raise
             signals.hold()
             self._join()
@@ -166,49 +170,51 @@ class Conductor:
 
     def _begin(self, start: Start) -> None:
         self._note(start, Outcome(state=State.RUNNING))
-        self._write_noted()
+        self._write_entries()
         trial = start.trial
         self.sweep.on_event(TrialBegan(number=trial.number, key=trial.key or "", chosen=trial.chosen))
         thread = threads.new(
             lambda: self.events.put((start, self._train(start))),
             name=f"trial-{start.trial.number}",
             # an unexpected error is the trial's failure, so that the sweep doesn't wait forever
-            on_error=lambda why: self.events.put((start, Outcome(state=State.FAILED, detail=why, cause="code"))),
+            on_error=lambda error: self.events.put((start, Outcome(state=State.FAILED, detail=error, cause="code"))),
             daemon=False,
         )
-        self.threads = [*(known for known in self.threads if known.is_alive()), thread]
+        self.threads = [*(earlier for earlier in self.threads if earlier.is_alive()), thread]
         thread.start()
 
     def _handle(self, start: Start, outcome: Outcome | None) -> None:
         if outcome is None:  # trained: the next trial can use the slot while this one is evaluated and recorded
-            self.schedule.freed(start.slot)
+            self.schedule.free_slot(start.slot)
             return
         if start.trial.key is not None and (outcome.state is State.PRUNED or outcome.cause in FATAL):
             self._decided[start.trial.key] = Settled(trial=start.trial, outcome=outcome)
         if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
-        slots = self.schedule.slots_left
-        again = self.schedule.finished(start, outcome)
+        slots_before = self.schedule.slots_left
+        is_retried = self.schedule.end_trial(start, outcome)
         self._note(start, outcome)
-        self._write_noted()
-        self._report_end(start.trial, outcome, again=again)
+        self._write_entries()
+        self._report_end(start.trial, outcome, again=is_retried)
         if outcome.state is State.FAILED:
-            more = "; it is tried again" if again else ""
-            before = self._failures.setdefault(without_host_and_rank(outcome.detail), self._label(start))
-            why = f": {printable(outcome.detail)}" if before == self._label(start) else f" as {before}"
-            self.sweep.say(f"✗ {self._label(start)} FAILED{why}{more}")
+            suffix = "; it is tried again" if is_retried else ""
+            # trials that fail for one reason show it once
+            first = self._failures.setdefault(without_host_and_rank(outcome.detail), self._label(start))
+            reason = f": {printable(outcome.detail)}" if first == self._label(start) else f" as {first}"
+            self.sweep.say(f"✗ {self._label(start)} FAILED{reason}{suffix}")
         if outcome.cause == "host":
             self.shared.forget(start.slot)
-            if slots == self.schedule.slots_left and not again:  # it was the last slot, and failed a second time
+            # the schedule gives up a slot with a failed host, but not the last one
+            if slots_before == self.schedule.slots_left and not is_retried:
                 hint = "fix it (doit preflight shows more), then the same command"
                 self._halt(f"no host is left: {outcome.detail}", hint)
         if outcome.cause == "disk":
             self._halt(outcome.detail, outcome.hint)
 
-    def _halt(self, why: str, hint: str) -> None:
+    def _halt(self, reason: str, hint: str) -> None:
         """Start no more trials; running ones continue."""
         if not self.halted:
-            self.halted, self.hint = why, hint
+            self.halted, self.hint = reason, hint
         self.schedule.halt()
 
     def _join(self) -> None:
@@ -223,66 +229,59 @@ class Conductor:
             number=trial.number, key=trial.key or "", state=outcome.state, time=time.time(), cause=outcome.cause,
             detail=trial.config.hide(outcome.detail), slot=start.slot,
         )  # fmt: skip
-        self._noted.append(entry)
+        self._unwritten.append(entry)
 
-    def _write_noted(self) -> None:
+    def _write_entries(self) -> None:
         """Write pending entries. A full disk halts the sweep, but not the running trials."""
         try:
-            self.folder.note(self._noted)
-            self._noted = []
+            self.folder.note(self._unwritten)
+            self._unwritten = []
         except OSError as error:
             self._halt(os_reason(error), write_hint(error, self.folder.path.parent.parent))
 
     def _settled(self, trial: Trial) -> Settled | None:
-        """Return the result of a trial that needs no start, or None.
-
-        Its missing MLflow records are written at the end.
-        """
+        """Return the result of a trial that needs no start, or None. A missing record is made at the sweep's end."""
         try:
             ended = self._known_result(trial)
         except UsageError as error:  # a newer Paceline wrote its folder; the other trials continue
             return self._settle_unstarted(trial, Outcome(state=State.FAILED, detail=error.what), error.what)
         if ended is not None:
             self._report_end(trial, ended.outcome, again=False)
-        if (
-            ended is not None
-            and trial.run is not None
-            and trial.key in self._last_entry_by_key
-            and was_missed(trial.run)
-        ):
-            self._unrecorded[trial.run.key.short] = trial.run
+            if trial.run is not None and trial.key in self._last_entry_by_key and has_incomplete_record(trial.run):
+                self._unrecorded[trial.run.key.short] = trial.run
         return ended
 
     def _report_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
         self.sweep.on_event(TrialEnded(**vars(outcome), number=trial.number, chosen=trial.chosen, again=again))
 
     def _known_result(self, trial: Trial) -> Settled | None:
-        """Return the result of a finished, pruned or permanently failed trial; None: start it.
-
-        A search may choose a configuration again. That is the same run, so its earlier result holds.
-        """
+        """Return the result of a finished, pruned or permanently failed trial; None: start it."""
         assert trial.run is not None
         key = trial.run.key.short
-        known = self._last_entry_by_key.get(key)
-        if trial.run.reason is None:
-            if known is None:  # another command finished it: mark it as part of this sweep, also in MLflow
+        earlier = self._last_entry_by_key.get(key)
+        if trial.run.reason is None:  # there is nothing to train
+            if earlier is None:  # another command finished it: note that it is part of this sweep, also in MLflow
                 with suppress(OSError):
-                    if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
+                    if folders.add_to_run(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
                         self.shared.recorder(trial.run).start()
-            return self._settle_unstarted(trial, finished(trial.run), "was finished before")
+            return self._settle_unstarted(trial, finished_outcome(trial.run), "was finished before")
+        # a search may choose a configuration again, which is the same run
         if (decided := self._decided.get(key)) is not None:
             return self._settle_unstarted(trial, decided.outcome, f"the same run as trial {decided.trial.number}")
-        written = journal.read(trial.run.folder.journal)
-        was_pruned = bool(written) and written[-1].state is State.PRUNED
-        if known is not None and (known.state is State.PRUNED or was_pruned):
+        if earlier is None:
+            return None
+        # a controller that was killed may have noted the pruning only in the run's own journal
+        entries = journal.read(trial.run.folder.journal)
+        was_pruned = bool(entries) and entries[-1].state is State.PRUNED
+        if earlier.state is State.PRUNED or was_pruned:
             return self._settle_unstarted(trial, Outcome(state=State.PRUNED), "was pruned before")
-        if known is not None and known.state is State.FAILED and known.cause in FATAL and not self.sweep.retry_failed:
-            failed = Outcome(state=State.FAILED, detail=known.detail, cause=known.cause)
-            return self._settle_unstarted(trial, failed, known.detail)
+        if earlier.state is State.FAILED and earlier.cause in FATAL and not self.sweep.retry_failed:
+            failed = Outcome(state=State.FAILED, detail=earlier.detail, cause=earlier.cause)
+            return self._settle_unstarted(trial, failed, earlier.detail)
         return None
 
     def _settle_unstarted(self, trial: Trial, outcome: Outcome, detail: str) -> Settled:
-        """Return a result that needs no start; record it with ``detail``, unless an earlier call already has."""
+        """Return a result that needs no start; note it with ``detail`` in the journal, unless it is there already."""
         entry = self._last_entry_by_number.get(trial.number)
         if entry is None or (entry.key, entry.state) != (trial.key, outcome.state):
             self._note(Start(trial=trial, slot=-1, tried=0), replace(outcome, detail=detail))
@@ -297,6 +296,7 @@ class Conductor:
         def say(text: str) -> None:
             self.sweep.say("\n".join(f"{prefix} | {line}" for line in text.splitlines()))
 
+        # torchrun has ended, so the slot's hosts are free, while this thread goes on to report and record
         def on_trained() -> None:
             trained.set()
             self.events.put((start, None))
@@ -305,10 +305,10 @@ class Conductor:
             self.sweep.on_event((start.trial.number, event))
 
         services = self.shared.services(run, start.slot, on_trained, self.stop)
-        services = replace(services, on_event=on_event, on_wait=on_event if self.sweep.watched else None)
+        services = replace(services, on_event=on_event, on_wait=on_event if self.sweep.is_live else None)
         try:
             end_leftovers(run, say)
-            folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
+            folders.add_to_run(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
             training.train(run, argv=self.sweep.argv, say=say, services=services)
         except Pruned as error:
             return Outcome(state=State.PRUNED, detail=first_line(error))
@@ -318,7 +318,7 @@ class Conductor:
             cause = cause_of(error)
             hint = room_hint(error, run) if cause == "disk" else ""
             return Outcome(state=State.FAILED, detail=detail_of(error), cause=cause, hint=hint)
-        return finished(run, elsewhere=not trained.is_set())
+        return finished_outcome(run, elsewhere=not trained.is_set())
 
     def _label(self, start: Start) -> str:
         return label(start.trial.number, self.sweep.source.total)

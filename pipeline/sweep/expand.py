@@ -1,4 +1,7 @@
-"""Expand a sweep's command line into trials with keys, without duplicates, and divide the cluster into slots."""
+"""The trials of a sweep, each with its run key, made from the command line; and the slots of the cluster.
+
+A trial is one combination of the sweep's values. A slot is a part of the cluster on which one trial runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from pipeline.sweep.trial import Outcome, Trial
 
 
 class Grid:
-    """The trials of a space in order (a TrialSource)."""
+    """The trials of a sweep that are known in advance, in order (a TrialSource)."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = trials
@@ -53,18 +56,15 @@ class Grid:
         """Do nothing: the trials of a grid are independent."""
 
 
-_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
+_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")  # how overrides begin that make no other run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The trials of a grid in order. ``duplicates``: combinations that gave the same run as an earlier one.
-
-    ``slots`` are the parts of the cluster on which trials run concurrently.
-    """
+    """The search space of a grid: all of its trials in order."""
 
     trials: tuple[Trial, ...]
-    duplicates: int
+    duplicates: int  # combinations that gave the same run as an earlier one
     slots: tuple[Cluster, ...]
     settings: SweepConfig
 
@@ -77,8 +77,8 @@ class Space:
     @property
     def configurations_digest(self) -> str:
         """A digest of the search space: configurations and topologies, without code, data, environment."""
-        each = sorted(configuration_digest(trial.config) for trial in self.trials)
-        return sha256_text(canonical_json(each))[:KEY_LENGTH]
+        digests = sorted(configuration_digest(trial.config) for trial in self.trials)
+        return sha256_text(canonical_json(digests))[:KEY_LENGTH]
 
 
 def configuration_digest(config: RunConfig) -> str:
@@ -89,9 +89,8 @@ def configuration_digest(config: RunConfig) -> str:
 def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
     """Return all trials of a command line.
 
-    ``words``: Hydra overrides with sweep values (comma lists, choice, range, glob), ``sweep=NAME`` for a grid.
-    ``root``: the project. ``local_gpus``: the number of local GPUs. Raises UsageError: an invalid override or value; if
-    only one trial has it, with that trial's overrides.
+    ``words``: Hydra overrides with sweep values (comma lists, choice, range, glob), or ``sweep=NAME`` for a grid in
+    conf/. ``local_gpus``: the number of this computer's GPUs. Raises UsageError: an invalid override or value.
     """
     return of_jobs(jobs(words), root=root, local_gpus=local_gpus)
 
@@ -115,7 +114,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
             trial = factory.trial(len(trials), chosen, job)
             if trial.run is not None:
                 identity = trial.run.key.digest
-            else:  # its data is missing: by its configuration and the inputs of its data
+            else:  # without its data it has no key yet, so it is compared by its configuration and the data's inputs
                 resolved = trial.config.resolved
                 section = dict(resolved.get("program") or resolved["dataset"])
                 inputs = [section.get("source"), section.get("data"), resolved.get("step")]
@@ -132,7 +131,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
 
 
 def make_step(config: RunConfig, say: Callable[[str], None], at_once: int = 1) -> bool:
-    """Run the step that a trial's data comes from, if necessary. False: nothing was run."""
+    """Run the step whose output is a trial's data, if necessary. False: nothing was run."""
     return config.step is not None and config.step.path is None and config.step.make(say, at_once) > 0
 
 
@@ -151,8 +150,8 @@ class TrialFactory:
         self._composer = TrialComposer()
         self._sources = code_reader(root)
         self._settings: SweepConfig | None = None  # those of the first trial
-        self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
-        self._packs: dict[str, Pack | None] = {}
+        self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section as JSON
+        self._packs: dict[str, Pack | None] = {}  # by the data set's settings as JSON
 
     @property
     def settings(self) -> SweepConfig:
@@ -174,14 +173,12 @@ class TrialFactory:
     def trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
         """Configure a trial for the hosts of the first slot.
 
-        ``number``: counts from 0. ``chosen``: those of ``overrides`` that distinguish the trial. ``overrides``: all
-        overrides of the trial. Raises UsageError: an invalid override or value; from the second trial on, the text
-        begins with ``chosen``.
+        ``number`` counts from 0. ``chosen``: the ``overrides`` that distinguish the trial. Raises UsageError.
         """
         try:
             return self._trial(number, chosen, overrides)
         except UsageError as error:
-            if number == 0:
+            if number == 0:  # probably wrong in all trials
                 raise
             raise UsageError(f"trial {' '.join(chosen)}: {error.what}", hint=error.hint) from error
 
@@ -191,43 +188,45 @@ class TrialFactory:
         def step(text: str, resolved: Mapping[str, Any]) -> StepSource:
             return making.data_step(text, resolved, self._root)
 
-        whole = build.build(
+        whole_config = build.build(
             resolved, overrides, root=self._root, local_gpus=self._local_gpus, shares_batch=False, steps=step
         )
-        refuse_unused_steps(resolved, whole.step)
-        self._settings = self._settings or whole.sweep
-        if whole.sweep != self._settings:
+        refuse_unused_steps(resolved, whole_config.step)
+        self._settings = self._settings or whole_config.sweep
+        if whole_config.sweep != self._settings:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
-        place = canonical_json(resolved["cluster"])
-        if place not in self._slots:
-            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
-            self._slots[place] = slots(whole.cluster, whole.sweep, gpus)
-        cluster = self._slots[place][0]
-        if whole.script is None:
-            build.refuse_uneven(whole.train.trainer, cluster)
-        section = raw_cluster(whole.resolved["cluster"], whole.cluster, cluster)
-        hosts = host_overrides(whole.cluster, cluster)
+        cluster_json = canonical_json(resolved["cluster"])
+        if cluster_json not in self._slots:
+            gpus = _gpu_names(self._local_gpus) if whole_config.cluster.device == "cuda" else []
+            self._slots[cluster_json] = slots(whole_config.cluster, whole_config.sweep, gpus)
+        cluster = self._slots[cluster_json][0]
+        if whole_config.script is None:
+            build.refuse_uneven(whole_config.train.trainer, cluster)
+        # the stored configuration and overrides name the slot's hosts, so that `doit train` with them is the same run
+        section = cluster_section(whole_config.resolved["cluster"], whole_config.cluster, cluster)
+        hosts = host_overrides(whole_config.cluster, cluster)
         dropped = (*_NOT_OF_THE_RUN, *(f"{word.partition('=')[0]}=" for word in hosts))
         config = dataclasses.replace(
-            whole,
+            whole_config,
             cluster=cluster,
-            resolved={**whole.resolved, "cluster": section},
-            overrides=(*(word for word in whole.overrides if not word.lstrip("+").startswith(dropped)), *hosts),
+            resolved={**whole_config.resolved, "cluster": section},
+            overrides=(*(word for word in whole_config.overrides if not word.lstrip("+").startswith(dropped)), *hosts),
         )
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
-        shown = stored_overrides(chosen, resolved, config.secrets)
-        return Trial(number=number, chosen=shown, overrides=config.overrides, config=config, run=run)
+        without_secrets = stored_overrides(chosen, resolved, config.secrets)
+        return Trial(number=number, chosen=without_secrets, overrides=config.overrides, config=config, run=run)
 
     def _pack(self, config: RunConfig) -> Pack | Tree | None:
+        """Return the trial's data; None if a step or a download has to make it first."""
         if config.step is not None and config.step.path is None:
             return None
         if config.script is not None:
             return trees.tree(config.script.data, config.data_dir)
-        wanted = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
-        if wanted not in self._packs:
-            self._packs[wanted] = store.find(config.train.dataset, config.data_dir)
-        return self._packs[wanted]
+        dataset_json = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
+        if dataset_json not in self._packs:
+            self._packs[dataset_json] = store.find(config.train.dataset, config.data_dir)
+        return self._packs[dataset_json]
 
 
 def _gpu_names(count: int) -> list[str]:
@@ -244,10 +243,9 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple[Cluster, ...]:
     """Return the part of the cluster for each slot; by default one slot with the whole cluster.
 
-    ``sweep.nodes`` splits the hosts into groups. ``sweep.slots`` lets several trials share each group: each gets its
-    own GPUs (numbered from 0 on the host) and a share of the cores. ``gpus``: the local GPUs in the form of
-    CUDA_VISIBLE_DEVICES, for ``cluster=local``. Raises UsageError: the groups don't fit, or would give a trial another
-    key in another slot.
+    ``sweep.nodes`` splits the hosts into groups. ``sweep.slots`` lets several trials share each group; each gets its
+    own GPUs (numbered from 0 on the host) and a share of the cores. ``gpus``: those of this computer, as named by
+    CUDA_VISIBLE_DEVICES. Raises UsageError: the groups don't fit, or a trial would have another key in another slot.
     """
     groups = _groups(cluster, settings.nodes)
     shares = _shares(cluster, settings.slots, gpus)
@@ -259,8 +257,8 @@ def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple
                 f"sweep.slots deals out the GPUs of {host.label}, and cluster.env sets {_GPUS}={host.env[_GPUS]}; "
                 "take it out of cluster.env (for cluster=local export it in the shell instead)"
             )
-    on_gpus = bool(gpus) if _is_here(cluster) else True
-    return tuple(_part_of_group(group, part, shares, gpus, on_gpus) for group in groups for part in range(shares))
+    has_gpus = bool(gpus) if _is_here(cluster) else True
+    return tuple(_share_of_group(group, share, shares, gpus, has_gpus) for group in groups for share in range(shares))
 
 
 def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
@@ -284,20 +282,21 @@ def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
     return tuple(dataclasses.replace(cluster, hosts=group) for group in groups)
 
 
-def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
-    if wanted == "auto":
+def _shares(cluster: Cluster, requested: Any, gpus: Sequence[str]) -> int:
+    """Return how many trials share a group of hosts: ``sweep.slots`` checked; for auto, as many as have GPUs here."""
+    if requested == "auto":
         if not _is_here(cluster) or any(_GPUS in host.env for host in cluster.hosts):
             return 1
         return max(1, len(gpus) // cluster.hosts[0].nproc_per_node)
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise UsageError(f"sweep.slots={wanted} must be a whole number from 1, or auto")
-    need = wanted * cluster.hosts[0].nproc_per_node
-    if _is_here(cluster) and gpus and need > len(gpus) and wanted > 1:
+    if isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
+        raise UsageError(f"sweep.slots={requested} must be a whole number from 1, or auto")
+    need = requested * cluster.hosts[0].nproc_per_node
+    if _is_here(cluster) and gpus and need > len(gpus) and requested > 1:
         raise UsageError(
-            f"sweep.slots={wanted} with {counted(cluster.hosts[0].nproc_per_node, 'rank')} each needs {need} GPUs, "
-            f"there are {len(gpus)}; set cluster.nproc_per_node={max(1, len(gpus) // wanted)}, or fewer slots"
+            f"sweep.slots={requested} with {counted(cluster.hosts[0].nproc_per_node, 'rank')} each needs {need} GPUs, "
+            f"there are {len(gpus)}; set cluster.nproc_per_node={max(1, len(gpus) // requested)}, or fewer slots"
         )
-    return wanted
+    return requested
 
 
 def _is_here(cluster: Cluster) -> bool:
@@ -308,23 +307,24 @@ def _are_granted(cluster: Cluster) -> bool:
     return launchers.capabilities(cluster).hosts_are_granted
 
 
-def _part_of_group(group: Cluster, part: int, shares: int, gpus: Sequence[str], on_gpus: bool) -> Cluster:
+def _share_of_group(group: Cluster, share: int, shares: int, gpus: Sequence[str], has_gpus: bool) -> Cluster:
+    """Return the hosts of a group, each with the GPUs of one of ``shares`` trials (``share`` counts from 0)."""
     hosts = []
     for host in group.hosts:
-        mine = range(part * host.nproc_per_node, (part + 1) * host.nproc_per_node)
-        names = [gpus[at] if _is_here(group) and at < len(gpus) else str(at) for at in mine]
-        placement = {_GPUS: ",".join(names)} if on_gpus else {}
+        numbers = range(share * host.nproc_per_node, (share + 1) * host.nproc_per_node)
+        names = [gpus[number] if _is_here(group) and number < len(gpus) else str(number) for number in numbers]
+        placement = {_GPUS: ",".join(names)} if has_gpus else {}
         hosts.append(dataclasses.replace(host, placement=placement, shared_by=shares))
     return dataclasses.replace(group, hosts=tuple(hosts))
 
 
-def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str, Any]:
+def cluster_section(section: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str, Any]:
     """Return the ``cluster`` section of config.json for a trial that uses ``part`` of the hosts of ``whole``."""
     if part.nnodes == whole.nnodes:
-        return raw
+        return section
     if _are_granted(part):
-        return {**raw, "nnodes": part.nnodes}
-    return {**raw, "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}
+        return {**section, "nnodes": part.nnodes}
+    return {**section, "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}
 
 
 def host_overrides(whole: Cluster, part: Cluster) -> tuple[str, ...]:
@@ -335,9 +335,9 @@ def host_overrides(whole: Cluster, part: Cluster) -> tuple[str, ...]:
 
 
 def placed(config: RunConfig, part: Cluster) -> RunConfig:
-    """Move a trial that was configured for the first slot to another slot. Its key is unchanged."""
+    """Return the configuration of a trial, made for the first slot, for another slot. The trial's key is unchanged."""
     if [host.label for host in part.hosts] == [host.label for host in config.cluster.hosts]:
-        return dataclasses.replace(config, cluster=part)
+        return dataclasses.replace(config, cluster=part)  # only the GPUs differ
     # TrialFactory.trial has put words for the hosts of the first slot in place of the user's own
     kept = (word for word in config.overrides if not word.startswith(("cluster.hostfile=", "cluster.hosts=")))
     section = {**config.resolved["cluster"], "hostfile": None, "hosts": [_host_entry(host) for host in part.hosts]}

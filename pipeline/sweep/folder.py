@@ -1,4 +1,7 @@
-"""The sweep folder: the sweep's description (written once, atomically), and the journal of its trials."""
+"""The folder of a sweep, ``sweeps/NAME`` in ``paths.runs``: sweep.json, a journal of the trials, and how it is found.
+
+The results of the trials are not here but in their run folders.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """The content of sweep.json: ``total`` trials of a search space."""
+    """The content of sweep.json. The field names are those in the file."""
 
     key: str
     configurations: str  # a digest of the search space
@@ -64,8 +67,8 @@ def _parse(raw: Mapping[str, Any]) -> SweepRecord:
             {**item, "chosen": tuple(item["chosen"]), "overrides": tuple(item["overrides"])} for item in raw["trials"]
         )
         fields = {**raw, "words": tuple(raw["words"]), "trials": tuple(TrialRecord(**item) for item in trials)}
-        known = {item.name for item in dataclasses.fields(SweepRecord)}
-        record = SweepRecord(**{name: value for name, value in fields.items() if name in known})
+        names = {item.name for item in dataclasses.fields(SweepRecord)}
+        record = SweepRecord(**{name: value for name, value in fields.items() if name in names})
         return dataclasses.replace(record, total=int(record.total), goals=dict(record.goals))
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"has other fields than a sweep ({error})") from error
@@ -91,7 +94,7 @@ class TrialEntry:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Paths of one sweep. The folder is named after the sweep, or after its key if the sweep has no name."""
+    """The folder of one sweep, named by ``sweep.name``, or by the sweep's key if it has no name."""
 
     path: Path
 
@@ -109,7 +112,7 @@ class SweepFolder:
 
     @property
     def code(self) -> Path:
-        """The code that runs on the hosts (trainers/) at the time when the sweep's keys were computed."""
+        """The code that runs on the hosts (trainers/), as it was when the keys of the trials were computed."""
         return self.path / "code"
 
     def read(self) -> SweepRecord:
@@ -125,9 +128,9 @@ class SweepFolder:
         except (documents.DamagedError, OSError) as error:
             if isinstance(error, OSError) and not path.is_dir():
                 raise UsageError(f"{path} can't be read: {os_reason(error)}") from error
-            why = error if isinstance(error, documents.DamagedError) else "is a folder"
+            fault = error if isinstance(error, documents.DamagedError) else "is a folder"
             raise UsageError(
-                f"{path} was altered: it {why}",
+                f"{path} was altered: it {fault}",
                 hint=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
                 "finished trials stay finished",
             ) from error
@@ -141,8 +144,8 @@ class SweepFolder:
 
     def write(self, record: SweepRecord) -> None:
         """Write sweep.json, unless it already has the same trials and concurrency (its words may differ)."""
-        known = self.read()
-        if (known.trials, known.at_once) != (record.trials, record.at_once) or not known.has_begun:
+        existing = self.read()
+        if (existing.trials, existing.at_once) != (record.trials, record.at_once) or not existing.has_begun:
             documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(record)})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
@@ -151,20 +154,20 @@ class SweepFolder:
             journal.append_lines(self.journal, [asdict(entry) for entry in entries])
 
     def entries(self) -> list[TrialEntry]:
-        """Return the valid entries of the journal. A lost one does no harm: the run folder has the trial's result."""
-        good = []
+        """Return the valid entries of the journal. A lost entry does no harm: the run folder has the trial's result."""
+        valid = []
         for line in journal.lines(self.journal):
             with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 raw = json.loads(line)
                 entry = TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])})
                 texts = (entry.key, entry.cause, entry.detail)
                 if all(isinstance(text, str) for text in texts) and type(entry.slot) in (int, type(None)):
-                    good.append(entry)
-        return good
+                    valid.append(entry)
+        return valid
 
 
 def describe(space: Space, words: Sequence[str]) -> SweepRecord:
-    """Return sweep.json of a grid, with the total and the order of the trials, which `shuffle` doesn't reproduce."""
+    """Return sweep.json of a grid. It keeps the trials' order, because Hydra's `shuffle` gives another each time."""
     return SweepRecord(
         key=space.key,
         configurations=space.configurations_digest,
@@ -192,8 +195,8 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     folder = folder_for(runs_dir, space.settings.name, space.key, space.configurations_digest, fork=fork)
     record = folder.read()
     if space.settings.name and record.has_begun and record.configurations != space.configurations_digest:
-        known = {item.configuration for item in record.trials}
-        shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
+        recorded_digests = {item.configuration for item in record.trials}
+        shared = sum(configuration_digest(trial.config) in recorded_digests for trial in space.trials)
         raise UsageError(
             f"sweep.name={space.settings.name} stands for another search space: {record.total} trials of "
             f"{' '.join(record.words)}; of the {len(space.trials)} trials requested now it has {shared}",
@@ -203,8 +206,9 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
 
 
 def folder_for(runs_dir: Path, name: str | None, key: str, configurations_digest: str, *, fork: bool) -> SweepFolder:
-    """Return the folder of a sweep: named by ``sweep.name``, else by its key. With ``fork``, a name that belongs to
-    other configurations gets the next free number. Raises UsageError: an invalid name.
+    """Return the folder of a sweep: named by ``sweep.name``, else by its key. Raises UsageError: an invalid name.
+
+    With ``fork``, a name that belongs to another search space gets the next free number.
     """
     if name is None:
         return SweepFolder(runs_dir / FOLDER / key)
@@ -220,25 +224,22 @@ def folder_for(runs_dir: Path, name: str | None, key: str, configurations_digest
 
 def all_sweeps(runs_dir: Path) -> list[SweepFolder]:
     """Return all sweeps that have begun, the latest last."""
-    known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
-    return [SweepFolder(path.parent) for path in known]
+    paths = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    return [SweepFolder(path.parent) for path in paths]
 
 
 def find(runs_dir: Path, name: str | None) -> SweepFolder:
-    """Return the sweep whose name starts with ``name``; None or ``last``: the latest.
-
-    Raises UsageError: none or several match.
-    """
-    known = all_sweeps(runs_dir)
-    names = [folder.name for folder in known]
+    """Return the sweep whose name starts with ``name``; None or ``last``: the latest. Raises UsageError."""
+    sweeps = all_sweeps(runs_dir)
+    names = [folder.name for folder in sweeps]
     if name is None or (name == LAST and LAST not in names):
         if not names:
             raise UsageError(
                 f"no sweep under {runs_dir / FOLDER} yet",
                 hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
             )
-        return known[-1]
-    matches = beginning_with(known, name)
+        return sweeps[-1]
+    matches = beginning_with(sweeps, name)
     if len(matches) == 1:
         return SweepFolder(runs_dir / FOLDER / matches[0])
     if matches:
@@ -247,7 +248,7 @@ def find(runs_dir: Path, name: str | None) -> SweepFolder:
 
 
 def beginning_with(sweeps: Iterable[SweepFolder], text: str) -> list[str]:
-    """Return the names of these sweeps that begin with ``text``; if one has exactly this name, it alone."""
+    """Return the names of these sweeps that begin with ``text``; if a sweep has exactly this name, only this one."""
     names = [folder.name for folder in sweeps]
     return [text] if text in names else [name for name in names if text and name.startswith(text)]
 
@@ -257,21 +258,21 @@ def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
     return {entry.key: entry for entry in entries}
 
 
-def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
-    """Record in the run folder that the run belongs to this sweep, for its MLflow tags. False: already recorded."""
-    known = run.sweeps()
-    if any(item.get("key") == key for item in known):
+def add_to_run(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
+    """Note in the run folder that the run belongs to this sweep, for its MLflow tags. False: it was noted before."""
+    sweeps = run.sweeps()
+    if any(item.get("key") == key for item in sweeps):
         return False
-    mine = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}
-    write_json(run.path / SWEEPS, {"sweeps": [*known, mine]})
+    this_sweep = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}
+    write_json(run.path / SWEEPS, {"sweeps": [*sweeps, this_sweep]})
     return True
 
 
 def in_order(space: Space, record: SweepRecord) -> Space:
     """Sort the trials in the order recorded in sweep.json (``shuffle`` gives another order each time)."""
-    places = {item.configuration: item.number for item in record.trials}
-    if not places:
+    numbers = {item.configuration: item.number for item in record.trials}
+    if not numbers:
         return space
-    ordered = sorted(space.trials, key=lambda trial: places.get(configuration_digest(trial.config), len(places)))
+    ordered = sorted(space.trials, key=lambda trial: numbers.get(configuration_digest(trial.config), len(numbers)))
     renumbered = (dataclasses.replace(trial, number=number) for number, trial in enumerate(ordered))
     return dataclasses.replace(space, trials=tuple(renumbered))

@@ -1,4 +1,7 @@
-"""The results of a sweep: statistics over seeds, the best configuration, and the command that repeats it. Pure."""
+"""The results of a sweep: statistics over seeds, the best configuration, and a report of both as text and as data.
+
+Trials that differ only in their seed are one configuration. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from pipeline.runs.result import by_split
 SEEDS = ("seed", "program.args.seed")
 """The fields that hold a seed; the second is how scripts receive theirs."""
 DEFAULT_METRIC = "val/accuracy"
-"""By its mean the best configuration is chosen. Choosing by test figures would bias them."""
+"""The configuration with the best mean of this metric is the best. A choice by test figures would bias them."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
-_MOST_ODD = 5  # trials with non-finite values that get their own line
-_MOST_ALIKE = 8  # trials that failed alike get a line
-_OTHERS = 4  # columns for a script's own metrics, limited by the terminal's width
+_MOST_REMARKS = 5  # trials with a remark (non-finite values) that get a line each
+_MOST_ALIKE = 8  # of the trials that failed for one reason, so many get a line each
+_MOST_OWN_METRICS = 4  # columns for a script's own metrics
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _LARGER_IS_BETTER = re.compile(
     r"accuracy|precision|recall|auc|score|reward|bleu|rouge|_per_s$|(?<![a-z])(acc|f1|iou|miou|map|r2|psnr|ssim)(?![a-z])"
@@ -50,13 +53,10 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A figure over the seeds of one configuration.
-
-    ``std`` is the sample standard deviation (divisor n - 1), None if n is 1.
-    """
+    """A figure over the seeds of one configuration."""
 
     mean: float
-    std: float | None
+    std: float | None  # of the sample (divisor n - 1); None if n is 1
     n: int
 
 
@@ -81,13 +81,10 @@ class Configuration:
 
 
 def groups(trials: Iterable[TrialResult]) -> list[Configuration]:
-    """Group trials by configuration, in the order of their first trials.
-
-    A run that a search chose again counts once.
-    """
+    """Group trials by configuration, in the order of their first trials."""
     by_configuration: dict[tuple[str, ...], list[TrialResult]] = {}
     seen: set[str] = set()
-    for trial in trials:
+    for trial in trials:  # a run that a search chose again counts once
         if trial.key not in seen:
             by_configuration.setdefault(_without_seed(trial.chosen), []).append(trial)
         seen.add(trial.key)
@@ -121,10 +118,7 @@ def statistic(values: Sequence[float]) -> Statistic:
 def best(
     configurations: Sequence[Configuration], by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Configuration, TrialResult] | None:
-    """Return the configuration with the best mean, and its best trial.
-
-    None if no trial has the figure, or the better direction is unknown.
-    """
+    """Return the configuration with the best mean of the figure ``by``, and its best trial; None: it can't be told."""
     candidates = [group for group in configurations if by in group.statistics]
     direction = direction_of(by, goals)
     if not candidates or direction is None:
@@ -135,14 +129,13 @@ def best(
 
 
 def direction_of(name: str, goals: Mapping[str, str] = MappingProxyType({})) -> str | None:
-    """Return ``maximize`` or ``minimize`` for a figure: from the search's goals, else from its name (accuracy, loss).
-
-    None if the name is ambiguous.
-    """
+    """Return ``maximize`` or ``minimize`` for a figure, by the search's goals or by its name; None: it isn't clear."""
     if name in goals:
         return goals[name]
     larger, smaller = (bool(words.search(name.lower())) for words in (_LARGER_IS_BETTER, _SMALLER_IS_BETTER))
-    return None if larger == smaller else MAXIMIZE if larger else MINIMIZE
+    if larger == smaller:
+        return None
+    return MAXIMIZE if larger else MINIMIZE
 
 
 def command(overrides: Sequence[str]) -> str:
@@ -153,21 +146,22 @@ def command(overrides: Sequence[str]) -> str:
 def table(configurations: Sequence[Configuration], goals: Mapping[str, str], width: int) -> list[str]:
     """Return one line per configuration: mean ± standard deviation of each figure, and n. ``*`` marks the best mean.
 
-    The columns are the metrics that a search aims at and the usual ones; for a script with its own metrics, the first
-    few of those.
+    The columns are the metrics that a search aims at, the usual ones, or the first few of a script's own.
     """
     names = dict.fromkeys([*goals, *_columns(configurations)])
     shown = [name for name in names if any(name in group.statistics for group in configurations)]
-    top = {name: _starred(configurations, name, goals) for name in shown}
+    best_by_name = {name: _best_if_different(configurations, name, goals) for name in shown}
     rows = [("configuration", "n", *shown)]
     for group in configurations:
-        cells = [_cell(name, group.statistics.get(name), top[name] is group) for name in shown]
+        cells = [_cell(name, group.statistics.get(name), best_by_name[name] is group) for name in shown]
         rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return in_width(rows, width)
 
 
-def _starred(configurations: Sequence[Configuration], name: str, goals: Mapping[str, str]) -> Configuration | None:
-    """Return the best of several configurations; None if all are equal."""
+def _best_if_different(
+    configurations: Sequence[Configuration], name: str, goals: Mapping[str, str]
+) -> Configuration | None:
+    """Return the configuration with the best mean of a figure; None if all means are equal."""
     top = best(configurations, name, goals)
     means = {group.statistics[name].mean for group in configurations if name in group.statistics}
     return top[0] if top is not None and len(means) > 1 else None
@@ -178,7 +172,7 @@ def _columns(configurations: Sequence[Configuration]) -> list[str]:
     if any(name in names for name in _QUALITY):
         return [*SHOWN]
     others = sorted((name for name in names if name not in SHOWN), key=lambda name: by_split(name)[0])
-    return [*others[:_OTHERS], *SHOWN]
+    return [*others[:_MOST_OWN_METRICS], *SHOWN]
 
 
 def _cell(name: str, figure: Statistic | None, is_best: bool) -> str:
@@ -192,20 +186,21 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 1e9 or 0 < size < 1e-3:
         return f"{value:.3g}"
-    return f"{value:,.0f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4f}"
+    decimals = 4 if size < 10 else 2 if size < 100 else 0
+    return f"{value:,.{decimals}f}"
 
 
 def with_spread(mean: float, std: float | None, name: str = "") -> str:
     """Return ``0.9883 ± 0.0042``: the deviation with two significant digits, the mean with as many decimals.
 
-    A figure whose ``name`` is that of a size or a duration has a unit: ``8.13 ± 0.12 MB``.
+    If ``name`` is that of a size or a duration, a unit follows: ``8.13 ± 0.12 MB``.
     """
-    least, unit = unit_of(name, mean)
+    factor, unit = unit_of(name, mean)
     if unit:
-        return f"{with_spread(mean / least, None if std is None else std / least)} {unit}"
+        return f"{with_spread(mean / factor, None if std is None else std / factor)} {unit}"
     if std is None:
         return number(mean)
-    # After rounding, so that 0.00999… counts as 0.010.
+    # the power of ten after rounding, so that 0.00999… counts as 0.010
     power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0
     if std == 0 or not math.isfinite(std) or max(abs(mean), std) >= 1e9 or 0 < abs(mean) < 1e-3 or power < -5:
         return f"{number(mean)} ± {number(std) if std else '0'}"
@@ -221,10 +216,9 @@ def text(
     *,
     width: int = ENDLESS,
 ) -> str:
-    """Return the whole report, wrapped to ``width`` columns except for the command, so that it can be copied.
+    """Return the whole report, wrapped to ``width`` columns, but not the command in it, so that it can be copied.
 
-    ``by``: decides which trial is best (None: no best trial is shown). ``goals``: metric → direction, for the
-    objectives of a search.
+    ``by``: decides which trial is best (None: none is shown). ``goals``: objective of a search → maximize or minimize.
     """
     configurations = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
@@ -240,16 +234,17 @@ def text(
         lines += [f"  {command(trial.overrides)}"]
     for item in filter(_is_accepted, trials):
         lines += wrapped(f"trial {item.number} ({item.key}) is {item.detail}", width)
-    odd = [trial for trial in trials if trial.state == "FINISHED" and trial.detail and not _is_accepted(trial)]
-    for item in odd[:_MOST_ODD]:
+    remarked = [trial for trial in trials if trial.state == "FINISHED" and trial.detail and not _is_accepted(trial)]
+    for item in remarked[:_MOST_REMARKS]:
         lines += wrapped(f"trial {item.number} ({item.key}): {item.detail}", width)
-    lines += [f"{counted(len(odd) - _MOST_ODD, 'more trial')} like these"] if len(odd) > _MOST_ODD else []
+    if len(remarked) > _MOST_REMARKS:
+        lines.append(f"{counted(len(remarked) - _MOST_REMARKS, 'more trial')} like these")
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     return "\n".join([*lines, *_failures(failed, width)])
 
 
 def _failures(trials: Sequence[TrialResult], width: int) -> Iterator[str]:
-    """Lines about trials that didn't finish: those that ended alike together, with the reason once."""
+    """Yield lines about trials that didn't finish. Trials that ended for one reason stand together below it."""
     alike: dict[tuple[str, str], list[TrialResult]] = {}
     for trial in trials:
         alike.setdefault((trial.state, without_host_and_rank(trial.detail)), []).append(trial)

@@ -1,5 +1,6 @@
-"""A search: its Optuna study, stored in the sweep's folder, and the trials that it suggests, with their pruning.
-Imports optuna (0.3 s). After a crash, trials that were in progress are handed out again with their numbers.
+"""A search by Optuna: the study in the sweep's folder, and a source of trials that the study suggests and prunes.
+
+After a crash, trials that were in progress are handed out again with the same numbers. Imports optuna (0.3 s).
 """
 
 from __future__ import annotations
@@ -39,27 +40,30 @@ _STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED,
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A trial of a search; ``number`` counts from 0. ``state`` is that of its recorded end; None: it has to be run."""
+    """A trial that the study suggests."""
 
-    number: int
+    number: int  # from 0
     overrides: tuple[str, ...]
-    state: State | None = None
+    state: State | None = None  # the recorded end; None: the trial has to be run
 
 
 class SearchStudy:
-    """A study with a fixed total of trials, created by ``open_study``."""
+    """A study with a fixed total of trials, created by ``open_study``.
+
+    Its numbers of trials aren't Optuna's if there are copies (see ``tell``): their attribute ``of`` is the number here.
+    """
 
     def __init__(self, study: optuna.Study, config: SearchConfig, space: SearchSpace, total: int) -> None:
         self.total = total
         self._study, self._config, self._space = study, config, space
         self._trials = [trial for trial in study.get_trials(deepcopy=False) if "of" not in trial.user_attrs]
         self.begun = len(self._trials)
-        self._live: dict[int, optuna.Trial] = {}
-        self._next = 0  # number
+        self._live: dict[int, optuna.Trial] = {}  # by number: handed out by this command and not ended
+        self._next_number = 0
 
     def ask(self) -> Suggestion | None:
         """Return the next trial: first those of earlier commands in order, then new ones; None after the last one."""
-        number, self._next = self._next, self._next + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         if number >= self.total:
             return None
         if number < len(self._trials):
@@ -70,8 +74,8 @@ class SearchStudy:
             # An unfinished trial of an earlier command continues with its stored values.
             trial = optuna.Trial(self._study, stored._trial_id)
         else:
-            coming = len(self._study.get_trials(deepcopy=False))  # Optuna's number of the new trial
-            self._study.sampler = _sampler(self._config, self._space, coming)
+            optuna_number = len(self._study.get_trials(deepcopy=False))  # of the new trial
+            self._study.sampler = _sampler(self._config, self._space, optuna_number)
             trial = self._study.ask()
         self._live[number] = trial
         values = {name: _suggest(trial, name, item) for name, item in self._space.dimensions.items()}
@@ -82,30 +86,31 @@ class SearchStudy:
     def tell(self, number: int, state: State, values: Sequence[float] = ()) -> None:
         """Record a trial's end: FINISHED with the objectives' ``values``, PRUNED or FAILED. Repeated calls do no harm.
 
-        A study never changes a recorded result, so a failed trial whose retry succeeded is recorded as a copy.
+        A study never changes a recorded result. So if a later command finishes a failed trial, a copy is added.
         """
-        known = self._trials[number]
+        stored = self._trials[number]
         trial = self._live.pop(number, None)
         if state is State.FINISHED and any(math.isnan(value) for value in values):
             state = State.FAILED
         if trial is not None:
             optuna_state = {ours: theirs for theirs, ours in _STATES.items()}[state]
-            figures = list(values) if state is State.FINISHED else None
-            self._trials[number] = self._study.tell(trial.number, values=figures, state=optuna_state)
-        elif known.state is TrialState.FAIL and state is State.FINISHED:
-            self._trials[number] = self._copy(number, known, values)
+            values_or_none = list(values) if state is State.FINISHED else None
+            self._trials[number] = self._study.tell(trial.number, values=values_or_none, state=optuna_state)
+        elif stored.state is TrialState.FAIL and state is State.FINISHED:
+            self._trials[number] = self._add_copy(number, stored, values)
 
     def best(self) -> tuple[int, ...]:
         """Return the number of the best finished trial; with several objectives, of all Pareto-optimal trials."""
-        numbers = {known.number: number for number, known in enumerate(self._trials)}
+        numbers = {trial.number: number for number, trial in enumerate(self._trials)}  # by Optuna's number
         best = self._study.best_trials
-        return tuple(one.user_attrs["of"] if "of" in one.user_attrs else numbers[one.number] for one in best)
+        return tuple(trial.user_attrs["of"] if "of" in trial.user_attrs else numbers[trial.number] for trial in best)
 
     def report(self, number: int, epoch: int, value: float) -> bool:
-        """Record the metric of an epoch (from 1); return True to end the trial now. A known epoch is skipped."""
+        """Record the metric of an epoch (from 1); return True if the trial should be pruned now."""
         trial = self._live.get(number)
         if trial is None or len(self._study.directions) > 1:  # Optuna's pruners need a single objective
             return False
+        # an attempt that was restarted repeats the epochs after its checkpoint
         if epoch not in self._study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(value, epoch)
         return trial.should_prune()
@@ -113,7 +118,7 @@ class SearchStudy:
     def _words(self, values: dict[str, Any]) -> tuple[str, ...]:
         return tuple(f"{name}={item.text(values[name])}" for name, item in self._space.dimensions.items())
 
-    def _copy(self, number: int, failed: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
+    def _add_copy(self, number: int, failed: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
         copies = [trial for trial in self._study.get_trials(deepcopy=False) if trial.user_attrs.get("of") == number]
         if copies:
             return copies[0]
@@ -127,13 +132,10 @@ class SearchStudy:
 def open_study(
     config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any], *, epochs: int
 ) -> SearchStudy:
-    """Open the study of a sweep folder, or create it. ``check`` must have passed.
+    """Open the study of a sweep folder, or create it. ``search_plan.check`` must have passed.
 
-    ``made_of``: part → name → value of everything that all trials share, including the space. ``epochs``: the maximum
-    of a trial.
-
-    Raises:
-        UsageError: the existing study has another space or other settings, or has more trials already.
+    ``made_of``: see ``SearchPlan.made_of``. ``epochs``: the most epochs that a trial can have. Raises UsageError: the
+    existing study has another space or other settings, or has more trials already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -143,9 +145,9 @@ def open_study(
     except UsageError:
         raise
     except Exception as error:  # sqlite, SQLAlchemy, Optuna and unpickling errors have no common class
-        path, why = folder / STUDY, (str(error) or repr(error)).splitlines()[0]
+        path, reason = folder / STUDY, (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
-            f"{path} can't be read as the study of this search: {why}",
+            f"{path} can't be read as the study of this search: {reason}",
             hint=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
             "anew, and finished trials are not trained again",
         ) from error
@@ -173,18 +175,19 @@ def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
 
 
 def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) -> None:
-    known = study.user_attrs.get("made_of")
-    if known is None:
+    """Refuse to go on with a study that was begun with something else than ``made_of``. Raises UsageError."""
+    stored = study.user_attrs.get("made_of")
+    if stored is None:
         study.set_user_attr("made_of", made_of)
         return
     rows = []
     for part in made_of:
-        for name in sorted({*known[part], *made_of[part]}):
-            before, now = known[part].get(name), made_of[part].get(name)
+        for name in sorted({*stored[part], *made_of[part]}):
+            before, now = stored[part].get(name), made_of[part].get(name)
             if before != now:
                 label = f"search.{name}" if part == "search" else name
-                shown = ("not there" if value is None else str(value) for value in (before, now))
-                rows.append(f"  {label}: {' → '.join(shown)}")
+                texts = ("not there" if value is None else str(value) for value in (before, now))
+                rows.append(f"  {label}: {' → '.join(texts)}")
     if rows:
         raise UsageError(
             "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
@@ -192,20 +195,21 @@ def _refuse_changes(study: optuna.Study, made_of: dict[str, Any], folder: Path) 
         )
 
 
-def _sampler(config: SearchConfig, space: SearchSpace, number: int) -> BaseSampler:
-    seed = (config.seed * _SEEDS + number) % 2**32
-    made: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
-    return made
+def _sampler(config: SearchConfig, space: SearchSpace, optuna_number: int) -> BaseSampler:
+    """Return the sampler of a trial, with a seed of its own, so that a continued search draws the same values."""
+    seed = (config.seed * _SEEDS + optuna_number) % 2**32
+    sampler: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
+    return sampler
 
 
 def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
-    """Return the pruner of the search. Hyperband gets the length of a trial explicitly. Otherwise Optuna would infer it
-    from finished trials, and a continued search could put a trial into another bracket.
-    """
+    """Return the pruner of the search."""
     if config.pruner == "median":
         # epochs count from 1, Optuna's steps from 0
         return MedianPruner(n_startup_trials=config.startup_trials, n_warmup_steps=config.warmup_epochs + 1)
     if config.pruner == "hyperband":
+        # Without max_resource Optuna would infer the length of a trial from finished trials, and a continued search
+        # could put a trial into another bracket.
         return HyperbandPruner(
             min_resource=config.min_epochs, max_resource=epochs, reduction_factor=config.reduction_factor
         )
@@ -224,8 +228,7 @@ def _suggest(trial: optuna.Trial, name: str, item: Dimension) -> Any:
 class SearchSource:
     """The trials that a study suggests (a TrialSource).
 
-    ``on_trial``: called with each trial before it starts. ``say``: receives messages of a step that makes a trial's
-    data.
+    ``on_trial``: called with each trial before it starts. ``say``: receives messages about the making of its data.
     """
 
     def __init__(
@@ -233,19 +236,20 @@ class SearchSource:
     ) -> None:
         self._study, self._plan, self._on_trial, self._say = study, plan, on_trial, say
         self._goals = objectives(plan.config)
-        first = self._goals[0].metric
+        first_metric = self._goals[0].metric
         self._is_script = plan.representative_trial.config.script is not None
-        prunes = plan.config.pruner != "none" if self._is_script else has_value_each_epoch(first)
-        self._metric = first if prunes else None
-        self._epochs: dict[int, _Epochs] = {}
-        self._pruning: set[int] = set()
+        # which metrics a script logs repeatedly is unknown, so its metric is read only if the pruner needs it
+        is_read = plan.config.pruner != "none" if self._is_script else has_value_each_epoch(first_metric)
+        self._metric = first_metric if is_read else None
+        self._epochs: dict[int, _Epochs] = {}  # by number of the trial
+        self._pruning: set[int] = set()  # numbers of the trials that were told to end
 
     @property
     def total(self) -> int:
         return self._study.total
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial that the study suggests. Fetches missing data of the trial."""
+        """Return the next trial that the study suggests, and make or fetch the trial's data if it is missing."""
         suggestion = self._study.ask()
         if suggestion is None:
             return None
@@ -254,6 +258,7 @@ class SearchSource:
         def configured() -> Trial:
             return self._plan.factory.trial(suggestion.number, suggestion.overrides, overrides)
 
+        # a trial has a key only once its data is there, so it is configured again after each step towards that
         trial = configured()
         if trial.run is None:
             if make_step(trial.config, self._say):
@@ -265,23 +270,18 @@ class SearchSource:
         return trial
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Report new epochs to the pruner, and create the file ``prune`` in the folder of each pruned trial.
-
-        The file is created on each call, because the start of another attempt removes it.
-        """
+        """Report new epochs to the pruner, and create the file ``prune`` in the folder of each pruned trial."""
         for trial in running:
             self._report(trial)
+            # on each call, because the start of another attempt removes the file
             if trial.number in self._pruning and trial.run is not None and trial.run.folder.path.is_dir():
                 (trial.run.folder.path / run_folder.PRUNE).touch()
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """Pass a result to the search; killed trials stay open.
-
-        Raises PacelineError: the run lacks the objective's figure.
-        """
+        """Pass a result to the search. Raises PacelineError: the run lacks the objective's figure."""
         self._report(trial)
         self._pruning.discard(trial.number)
-        if outcome.state is State.KILLED:
+        if outcome.state is State.KILLED:  # the same command goes on with the trial
             return
         values = []
         if outcome.state is State.FINISHED and trial.run is not None:
@@ -294,7 +294,7 @@ class SearchSource:
             return
         path = trial.run.folder.path / run_folder.METRICS
         epochs = self._epochs.setdefault(trial.number, _Epochs(path, self._metric, by_step=self._is_script))
-        for epoch, value in epochs.new():
+        for epoch, value in epochs.read_new():
             if self._study.report(trial.number, epoch, value):
                 self._pruning.add(trial.number)
 
@@ -315,31 +315,32 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
 
 
 def _has_diverged(metric: str, result: Mapping[str, Any], trial: Trial) -> bool:
-    """Return True if no finite value of the metric follows its first non-finite one. Then its last value is void."""
+    """Return True if the metric became NaN or infinite and stayed so. Then the value in the result doesn't count."""
     if metric not in nonfinite(result) or trial.run is None:
         return False
+    # metrics.jsonl has the finite values only
     rows = metrics_file.rows(trial.run.folder.path / run_folder.METRICS)
-    last = max((row.step for row in rows if metric in row.metrics), default=None)
-    return last is None or last < result["nonfinite"][metric]["step"]
+    last_step = max((row.step for row in rows if metric in row.metrics), default=None)
+    return last_step is None or last_step < result["nonfinite"][metric]["step"]
 
 
 class _Epochs:
-    """Reads one metric from a growing metrics.jsonl by epoch (``by_step``: by step, as scripts log)."""
+    """Reads one metric by epoch from a metrics.jsonl that grows. ``by_step``: by step, because scripts log steps."""
 
     def __init__(self, path: Path, metric: str, *, by_step: bool = False) -> None:
         self._path, self._metric, self._by_step = path, metric, by_step
         self._read_bytes = 0
 
-    def new(self) -> Iterator[tuple[int, float]]:
-        """Yield (epoch from 1 or step, value) of new lines; starts over if the file was truncated."""
+    def read_new(self) -> Iterator[tuple[int, float]]:
+        """Yield (epoch from 1 or step, value) of new lines. A file that was truncated is read from its beginning."""
         try:
             with self._path.open("rb") as file:
                 self._read_bytes = self._read_bytes if self._read_bytes <= self._path.stat().st_size else 0
                 file.seek(self._read_bytes)
-                new = file.read()
+                content = file.read()
         except (FileNotFoundError, IsADirectoryError):
             return
-        complete = new[: new.rfind(b"\n") + 1]
+        complete = content[: content.rfind(b"\n") + 1]  # the last line may still be being written
         self._read_bytes += len(complete)
         for line in complete.splitlines():
             row = metrics_file.parse(line)

@@ -1,4 +1,4 @@
-"""Parse and check a search: its objectives, its space, and invalid combinations. Needs no optuna."""
+"""The plan of a search: objectives, space and settings, parsed from the command line and checked. Needs no optuna."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _METRICS_OF_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "i
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """One figure of result.json; a name with a slash is one of its ``metrics``."""
+    """One figure that a search looks at."""
 
-    metric: str
-    direction: str
+    metric: str  # a field of result.json; with a slash (val/accuracy) one of its ``metrics``
+    direction: str  # maximize or minimize
 
     def value(self, result: Mapping[str, Any]) -> float | None:
         """Return the figure of a finished run; None if it is missing."""
@@ -44,7 +44,7 @@ class Objective:
 
 def objectives(config: SearchConfig) -> tuple[Objective, ...]:
     """Return the objectives of the search. Raises UsageError: a text isn't a metric and a direction."""
-    wanted = []
+    goals = []
     for word in config.objectives or [f"{config.metric} {config.direction}"]:
         metric, _, direction = word.strip().rpartition(" ")
         if direction not in (MAXIMIZE, MINIMIZE):
@@ -52,8 +52,8 @@ def objectives(config: SearchConfig) -> tuple[Objective, ...]:
                 f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
                 "search.objectives='[val/accuracy maximize, train_s minimize]'"
             )
-        wanted.append(Objective(metric=metric, direction=direction))
-    return tuple(wanted)
+        goals.append(Objective(metric=metric, direction=direction))
+    return tuple(goals)
 
 
 def has_value_each_epoch(metric: str) -> bool:
@@ -62,16 +62,14 @@ def has_value_each_epoch(metric: str) -> bool:
 
 
 def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
-    """Return the maximal number of epochs of a trial."""
+    """Return the most epochs that a trial can have: ``trainer.epochs`` may be varied itself."""
     item = space.dimensions.get("trainer.epochs")
     values = item.values if item is not None else (resolved["trainer"]["epochs"],)
     return max(int(value) for value in values or ())
 
 
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
-    """Refuse settings whose errors would only show after the first trials. ``resolved``: the fixed configuration.
-    Raises UsageError: names the field, the value and the fix.
-    """
+    """Refuse settings whose errors would only show after the first trials. ``resolved``: without the varied values."""
     if config.pruner not in _PRUNERS:
         raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, _PRUNERS)}")
     for name in ("n_trials", "startup_trials", "min_epochs"):
@@ -90,7 +88,7 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
 
 
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
-    wanted = objectives(config)
+    goals = objectives(config)
     if not programs.of(resolved).is_ours:  # a script's metrics are unknown before it runs
         if config.pruner == "hyperband":
             raise UsageError(
@@ -98,61 +96,60 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
                 "compares the steps at which scripts log (search.warmup_epochs counts these), or none"
             )
         if config.pruner != "none":
-            _refuse_several(config, wanted)
+            _refuse_several(config, goals)
         return
     names = (resolved.get("trainer") or {}).get("metrics") or ()
-    own = [f"{split}/{name}" for name in names for split in ("val", "test")]
-    known = (*_METRICS_OF_EACH_EPOCH, *_METRICS_OF_THE_END, *own)
-    for item in wanted:
-        if item.metric not in known:
-            raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
-    val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
-    for item in wanted:
-        if has_value_each_epoch(item.metric) and val_free:
+    own_metrics = [f"{split}/{name}" for name in names for split in ("val", "test")]
+    known_metrics = (*_METRICS_OF_EACH_EPOCH, *_METRICS_OF_THE_END, *own_metrics)
+    for item in goals:
+        if item.metric not in known_metrics:
+            raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known_metrics)}")
+    # if the data set varies, some trials may have val images
+    varies_data = any(name.startswith("dataset") for name in space.dimensions)
+    has_no_val = not varies_data and not resolved["dataset"]["val_size"]
+    for item in goals:
+        if has_value_each_epoch(item.metric) and has_no_val:
             raise UsageError(
                 f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
                 "to take some from the training images"
             )
     if config.pruner == "none":
         return
-    _refuse_several(config, wanted)
+    _refuse_several(config, goals)
     if config.pruner == "hyperband" and config.min_epochs > (epochs := most_epochs(space, resolved)):
         raise UsageError(
             f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
         )
-    if not has_value_each_epoch(wanted[0].metric):
+    if not has_value_each_epoch(goals[0].metric):
         raise UsageError(
-            f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
-            f"valid: {', '.join(name for name in known if has_value_each_epoch(name))}"
+            f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {goals[0].metric}; "
+            f"valid: {', '.join(name for name in known_metrics if has_value_each_epoch(name))}"
         )
 
 
-def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
-    if len(wanted) > 1:
+def _refuse_several(config: SearchConfig, goals: Sequence[Objective]) -> None:
+    if len(goals) > 1:
         raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """A search as requested. ``representative_trial`` is one point of its space, for properties that all trials share.
-
-    ``epochs``: the maximum of a trial. ``factory`` creates the trials, within ``compose.hydra_ready()``.
-    """
+    """A search as requested."""
 
     config: SearchConfig
     space: SearchSpace
-    epochs: int
-    representative_trial: Trial
-    factory: TrialFactory
+    epochs: int  # the most that a trial can have
+    representative_trial: Trial  # one point of the space, for properties that all trials share
+    factory: TrialFactory  # creates the trials, within ``compose.hydra_ready()``
     slots: tuple[Cluster, ...]
     settings: SweepConfig
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """Everything that earlier and new trials must share; otherwise earlier values would mislead the search."""
+        """What earlier and new trials must share, or earlier values would mislead the search: part → name → value."""
         settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
-        one = self.representative_trial
-        key = one.key or configuration_digest(one.config)
+        trial = self.representative_trial
+        key = trial.key or configuration_digest(trial.config)
         return {"space": self.space.described(), "search": settings, "runs": {"key of a trial": key}}
 
     @property
@@ -166,9 +163,7 @@ class SearchPlan:
 
 
 def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
-    """Parse the overrides, some of which have several values, and ``search=NAME``. Raises UsageError: an invalid
-    override or combination.
-    """
+    """Plan the search of a command line: ``search=NAME`` and overrides, some of several values. Raises UsageError."""
     with compose.hydra_ready():
         search_space = space(parsed_words(words))
         factory = TrialFactory(root=root, local_gpus=local_gpus)
@@ -178,6 +173,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         resolved = compose.resolve(compose.compose_now(search_space.fixed))
         config = search_config(resolved)
         check(config, search_space, resolved)
+        # one point of the space shows errors of the configuration before anything is stored or started
         first_values = tuple(
             f"{name}={item.values[0] if isinstance(item, Choice) else item.text(item.low)}"
             for name, item in search_space.dimensions.items()

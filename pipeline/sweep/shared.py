@@ -1,5 +1,6 @@
-"""What the trials of a sweep share: provenance, code snapshot, hosts, and one process each that reports and records,
-whose imports would cost seconds between a slot and its next trial.
+"""What the trials of a sweep share: provenance, code snapshot, facts of hosts, and two worker processes.
+
+One worker makes the evaluation reports, one records. Their imports take seconds, so they aren't started per trial.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from pipeline.tracking.destinations import DONE, Destination, load
 
 _END_S = 60.0  # for pending requests when the sweep ends
 
-
 Answer = str | None
 """The error of a request, '' if it was carried out; None: the process has ended."""
 
@@ -54,7 +54,7 @@ class WorkerProcess:
         self._pending: dict[int, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._closed = False  # no more answers will come
-        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
+        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._end_requests)
 
     def ask(self, **request: Any) -> Future[Answer]:
         """Send a request; the future gets the answer."""
@@ -73,7 +73,7 @@ class WorkerProcess:
         return pending
 
     def close(self) -> None:
-        """Let it finish pending requests, then end it; an idle one, which may still be importing, is ended at once."""
+        """End the process: at once if it is idle (it may still be importing), else after the pending requests."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.close()
@@ -95,10 +95,10 @@ class WorkerProcess:
                     pending = self._pending.pop(number, None) if isinstance(number, int) else None
                 if pending is not None:
                     pending.set_result(raw.get("error") or "")
-        self._gone()
+        self._end_requests()
 
-    def _gone(self, why: str = "") -> None:
-        """Answer all pending requests with None: each caller then does the work itself."""
+    def _end_requests(self, _error: str = "") -> None:
+        """Answer all pending requests with None; each caller then does the work itself."""
         with self._lock:
             self._closed = True
             for pending in self._pending.values():
@@ -111,6 +111,8 @@ _REPORT_S = 300.0
 
 
 class _SharedRecorder(DestinationRecorder):
+    """Records a trial by the worker of its destination; by a process of its own if the worker has ended."""
+
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
         self._worker = worker
@@ -129,7 +131,7 @@ class _SharedRecorder(DestinationRecorder):
 
 
 class Shared:
-    """Creates each resource on first use. Thread-safe. Close it after use."""
+    """The shared resources of a sweep, each created on first use. Thread-safe. Close it after use."""
 
     def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path, say: Callable[[str], None]) -> None:
         self._folder, self._slots, self._root, self._say = folder, slots, root, say
@@ -152,8 +154,9 @@ class Shared:
 
     def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> RunServices:
         """Return the services for a run on the hosts of ``slot``."""
-        if run.config.script is None:  # scripts have no report
-            self._reports()  # starts with the first trial, so that it is warm when that trial ends
+        # started with the first trial, so that it has imported everything when this trial ends; scripts have no report
+        if run.config.script is None:
+            self._report_worker()
         with self._lock:
             if self._slots and slot not in self._hosts:
                 self._hosts[slot] = self._open.enter_context(closing(Hosts(run.config.cluster)))
@@ -195,7 +198,7 @@ class Shared:
     def _worker(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> WorkerProcess:
         return self._open.enter_context(closing(WorkerProcess(argv, env, self._folder.path / log)))
 
-    def _reports(self) -> WorkerProcess:
+    def _report_worker(self) -> WorkerProcess:
         with self._lock:
             if self._reporting is None:
                 argv = [sys.executable, "-m", stored_report.PROGRAM, "--serve"]
@@ -206,15 +209,15 @@ class Shared:
 
     def _evaluate(self, folder: RunFolder, root: Path) -> None:
         """Create the report, in a child process if the worker has ended (out of memory). Raises PacelineError."""
-        pending = self._reports().ask(run_dir=str(folder.path), made_of=stored_report.made_of(folder, root))
-        answer = pending.result() if wait([pending], _REPORT_S).done else None  # None: the worker has ended, or hangs
-        if answer is None:
+        pending = self._report_worker().ask(run_dir=str(folder.path), made_of=stored_report.made_of(folder, root))
+        answer = pending.result() if wait([pending], _REPORT_S).done else None
+        if answer is None:  # the worker has ended, or hangs
             stored_report.make(folder, root)
         elif answer:
             raise PacelineError(f"the evaluation report of {folder.key} failed: {answer}")
 
     def recorder(self, run: Run) -> Recorder:
-        """Return the recorder of one trial; it starts its own process for a destination without a shared one."""
+        """Return the recorder of one trial, which uses the shared worker of each destination."""
         with self._lock:
             if self._recording is None:
                 self._recording = {
@@ -227,13 +230,14 @@ class Shared:
                 }
             workers = self._recording
 
+        # the destinations are the first trial's: a further one of another trial gets a process of its own
         def make(run_dir: Path, to: Destination) -> DestinationRecorder:
             return _SharedRecorder(run_dir, to, workers[to]) if to in workers else DestinationRecorder(run_dir, to)
 
         return Recorder(run.folder.path, run.config, run.root, make=make)
 
-    def record_missed(self, runs: Sequence[Run]) -> None:
-        """Record runs that ended before. Stops at a failure: the remaining runs would fail alike."""
+    def record_missing(self, runs: Sequence[Run]) -> None:
+        """Record runs that ended before this command. Stop at a failure: the remaining runs would fail alike."""
         for done, run in enumerate(runs):
             recorder = self.recorder(run)
             recorder.start()
@@ -247,7 +251,7 @@ class Shared:
         self._say(f"{len(runs)} run(s) whose record was missing are recorded now")
 
 
-def was_missed(run: Run) -> bool:
+def has_incomplete_record(run: Run) -> bool:
     """Return True if a record of an ended run was begun but not completed, according to its folder."""
     records = [load(run.folder.path, to.tracker) for to in tracking.destinations(vars(run.config.tracking), run.root)]
     return any(recorded is not None and recorded.state != DONE for recorded in records)

@@ -1,4 +1,7 @@
-"""A trial of a sweep: its source, outcome, events and line in a log; and when which trial starts on which slot."""
+"""A trial of a sweep, with its outcome, events and log line; the interface of a source of trials; and their schedule.
+
+A slot is a part of the cluster on which one trial runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,13 @@ _LONGEST = 300  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One point of a sweep: an ordinary run, and what distinguishes it.
+    """One point of a sweep: an ordinary run, and what distinguishes it from the other trials."""
 
-    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose, ``overrides`` all
-    of them: `doit train` with these is the same run. ``run`` is None while the data is missing and the key therefore
-    unknown.
-    """
-
-    number: int
-    chosen: tuple[str, ...]
-    overrides: tuple[str, ...]
+    number: int  # from 0, in the sweep's order
+    chosen: tuple[str, ...]  # the overrides that the sweep chose
+    overrides: tuple[str, ...]  # all of them: `doit train` with these is the same run
     config: RunConfig
-    run: Run | None
+    run: Run | None  # None while the data is missing, on which the key depends
 
     @property
     def key(self) -> str | None:
@@ -46,18 +44,14 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a trial: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
-
-    ``elsewhere``: another command ran it while this one waited. ``cause`` is that of a failure, ``hint`` how to make
-    room if that is a full disk.
-    """
+    """The end of a trial: FINISHED, PRUNED, FAILED or KILLED."""
 
     state: State
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    detail: str = ""
-    elsewhere: bool = False
-    cause: str = ""
-    hint: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of result.json, if it is FINISHED
+    detail: str = ""  # the error's first line
+    elsewhere: bool = False  # another command trained it while this one waited
+    cause: str = ""  # of a failure, see ``cause_of``
+    hint: str = ""  # how to make room, if the cause is a full disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,7 @@ class TrialBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded(Outcome):
-    """A trial ended, possibly before this command. ``again``: it will be retried."""
+    """A trial has ended, possibly before this command began. ``again``: it will be retried."""
 
     number: int
     chosen: tuple[str, ...]
@@ -81,8 +75,8 @@ class TrialEnded(Outcome):
 class TrialSource(Protocol):
     """The source of trials: a grid known in advance, or a search that is queried as slots become free.
 
-    All calls come from the scheduler's thread. A retried trial isn't requested again; ``tell`` is called once per trial
-    with its last outcome (also if it was finished before).
+    All calls come from the scheduler's thread. A retried trial isn't requested again. ``tell`` is called once per
+    trial, with the last outcome, also if the trial was finished before.
     """
 
     @property
@@ -103,7 +97,7 @@ class TrialSource(Protocol):
         ...
 
 
-def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
+def finished_outcome(run: Run, *, elsewhere: bool = False) -> Outcome:
     """Return the outcome of a finished run, from its result.json."""
     result, _ = acceptance.result_or_accepted(run.folder)
     metrics = result.metrics if result is not None else {}
@@ -111,25 +105,23 @@ def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
 
 
 def detail_of(error: PacelineError | OSError) -> str:
-    """Return the first line of an error, shortened for a table; for a HostError also the second, with the first host.
-
-    The run's journal has the whole text.
-    """
+    """Return the first line of an error, shortened for a table. The run's journal has the whole text."""
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # the second line of a HostError names the first host
     summary = ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
     return summary if len(summary) <= _LONGEST else f"{summary[:_LONGEST]}…"
 
 
 def cause_of(error: PacelineError | OSError) -> str:
-    """Return ``host``, ``memory``, ``disk`` (other trials would fail too), ``code``, or a TrainingError's cause."""
+    """Return the cause of a failure: host, disk (other trials would fail too), code, or that of a TrainingError."""
     if isinstance(error, HostError):
         return "host"
     if isinstance(error, TrainingError):
         return error.cause
     reason = error if isinstance(error, OSError) else error.__cause__
-    full = FULL_DISK.search(str(error)) or (isinstance(reason, OSError) and reason.errno in _FULL)
-    return "disk" if full else "code"
+    is_disk = FULL_DISK.search(str(error)) or (isinstance(reason, OSError) and reason.errno in _FULL)
+    return "disk" if is_disk else "code"
 
 
 def room_hint(error: PacelineError | OSError, run: Run) -> str:
@@ -142,28 +134,24 @@ def room_hint(error: PacelineError | OSError, run: Run) -> str:
 
 
 def label(number: int, total: int) -> str:
-    """Return the name of a trial in log lines: ``trial  3`` of 12, padded to the widest number."""
+    """Return the name of a trial in log lines, padded to the widest number: ``trial  3`` of 12."""
     return f"trial {number:>{len(str(max(0, total - 1)))}}"
 
 
 def words_of_trial(chosen: Sequence[str]) -> str:
-    """Shorten ``optimizer.lr=0.1 seed=2`` to ``lr=0.1 seed=2``, as MLflow names it; if nothing is left, keep all."""
+    """Shorten ``optimizer.lr=0.1 seed=2`` to ``lr=0.1 seed=2``, as MLflow names the run; keep all if none is left."""
     return " ".join(distinguishing_labels(chosen, {}) or chosen)
 
 
 class TrialLines:
-    """Formats a line for each trial that a command has brought to a good end.
-
-    A failure is reported elsewhere, together with the decision about a retry. ``total``: the number of trials.
-    ``metric``: the sweep's metric, such as val/accuracy.
-    """
+    """Formats a line for each of ``total`` trials that this command has finished; the conductor reports failures."""
 
     def __init__(self, total: int, metric: str) -> None:
         self._total, self._metric = total, metric
-        self._began: dict[int, tuple[float, str]] = {}
-        self._done: set[int] = set()
+        self._began: dict[int, tuple[float, str]] = {}  # number of a trial → time of its start, run key
+        self._ended: set[int] = set()  # numbers of trials
 
-    def of(self, event: object, now: float) -> str | None:
+    def line(self, event: object, now: float) -> str | None:
         """Return ``✓  5/18  lr=0.1 seed=2  val/accuracy 0.4440  12.5 s  (b20f8db36d40)``, or None.
 
         ``event``: of the sweep. ``now``: seconds of a monotonic clock.
@@ -172,18 +160,18 @@ class TrialLines:
             self._began[event.number] = now, event.key
         if not isinstance(event, TrialEnded) or event.again:
             return None
-        self._done.add(event.number)
+        self._ended.add(event.number)
         if event.state is not State.FINISHED or event.number not in self._began:
             return None
         began, key = self._began.pop(event.number)
         value = event.metrics.get(self._metric)
         figure = () if value is None else (f"{self._metric} {value:.4f}",)
-        count = f"✓ {len(self._done):>{len(str(self._total))}}/{self._total}"
+        count = f"✓ {len(self._ended):>{len(str(self._total))}}/{self._total}"
         return "  ".join((count, words_of_trial(event.chosen), *figure, duration(now - began), f"({key})"))
 
 
 # ---------------------------------------------------------------------------------------- the schedule
-_TRANSIENT = ("host", "memory")  # causes of failures that a retry may not meet again
+_TRANSIENT = ("host", "memory")  # causes of failures after which a retry may succeed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +196,7 @@ class Schedule:
     """Assigns trials to slots: a slot takes the next trial as soon as it is free, without waiting for a batch.
 
     ``settled``: returns the result of a trial that needs no start (finished before, failed permanently), or None.
-    ``most``: so many trials are started, however often each is retried; None: all.
+    ``max_trials``: so many trials are started, however often each is retried; None: all.
     """
 
     def __init__(
@@ -218,14 +206,14 @@ class Schedule:
         slots: int,
         retries: int,
         settled: Callable[[Trial], Settled | None],
-        most: int | None = None,
+        max_trials: int | None = None,
     ) -> None:
         self._source, self._retries, self._settled = source, retries, settled
-        self._remaining = most
+        self._remaining_starts = max_trials
         self._free = deque(range(slots))
         self._slots = slots
         self._waiting: deque[tuple[Trial, int]] = deque()  # trials taken from the source, and their attempts so far
-        self._running: dict[int, Start] = {}
+        self._running: dict[int, Start] = {}  # by the number of the trial
         self._exhausted = self._halted = False
         self.ended: list[Settled] = []
 
@@ -235,21 +223,22 @@ class Schedule:
             if self._waiting:
                 trial, tried = self._waiting.popleft()
             else:
-                taken = None if self._exhausted or self._remaining == 0 else self._source.next_trial()
-                if taken is None:
+                is_over = self._exhausted or self._remaining_starts == 0
+                next_trial = None if is_over else self._source.next_trial()
+                if next_trial is None:
                     self._exhausted = True
                     return None
-                trial, tried = taken, 0
+                trial, tried = next_trial, 0
             if trial.key is not None and any(trial.key == other.key for other in self.running):
                 # The same run is in progress, and its result will hold for this trial too, so this trial waits. Later
                 # trials also wait, because trials start in the order of the sweep.
                 self._waiting.appendleft((trial, tried))
                 return None
-            if (known := self._settled(trial)) is not None:
-                self._record(known)
+            if (settled := self._settled(trial)) is not None:
+                self._record(settled)
                 continue
-            if self._remaining is not None and tried == 0:
-                self._remaining -= 1
+            if self._remaining_starts is not None and tried == 0:
+                self._remaining_starts -= 1
             start = Start(trial=trial, slot=self._free.popleft(), tried=tried)
             self._running[trial.number] = start
             return start
@@ -260,23 +249,22 @@ class Schedule:
         """The trials in progress."""
         return [start.trial for start in self._running.values()]
 
-    def freed(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Mark a slot's hosts as free; its trial may still be completing."""
         if slot not in self._free:
             self._free.append(slot)
 
-    def finished(self, start: Start, outcome: Outcome) -> bool:
-        """Record the end of a trial; return True if it will be retried.
-
-        A slot on which a host failed is given up, unless it is the last.
-        """
+    def end_trial(self, start: Start, outcome: Outcome) -> bool:
+        """Record the end of a trial; return True if it will be retried."""
         del self._running[start.trial.number]
+        # a slot on which a host failed is given up, unless it is the last
         if outcome.cause == "host" and self._slots > 1:
             self._slots -= 1
             if start.slot in self._free:
                 self._free.remove(start.slot)
+        # the slot may already train the next trial, while this one was evaluated
         elif not any(other.slot == start.slot for other in self._running.values()):
-            self.freed(start.slot)
+            self.free_slot(start.slot)
         if outcome.state is State.FAILED and outcome.cause in _TRANSIENT and start.tried < self._retries:
             self._waiting.append((start.trial, start.tried + 1))
             return True

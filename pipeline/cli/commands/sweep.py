@@ -172,10 +172,10 @@ def run_trials(
     ):
         screen.say(headline)
         sweep = Sweep(
-            source=source, folder=folder, key=trials.key, slots=trials.slots, retries=trials.settings.retries,
-            retry_failed=invocation.is_on("retry_failed"), most=invocation.numbers("max_trials").get("max_trials"),
-            root=ROOT, argv=sys.argv, say=screen.say, watched=screen.is_live,
-            on_event=subscriber(screen, notices.on_event, TrialLines(source.total, metric).of),
+            source=source, folder=folder, key=trials.key, slots=trials.slots, root=ROOT, argv=sys.argv,
+            retries=trials.settings.retries, retry_failed=invocation.is_on("retry_failed"),
+            max_trials=invocation.numbers("max_trials").get("max_trials"), say=screen.say, is_live=screen.is_live,
+            on_event=subscriber(screen, notices.on_event, TrialLines(source.total, metric).line),
         )  # fmt: skip
         ended = Conductor(sweep).run()
         failed = [item for item in ended if item.outcome.state is State.FAILED]

@@ -1,4 +1,4 @@
-"""CMA-ES: for two or more numbers; choices among them are drawn at random."""
+"""``search=cmaes``: the evolution strategy CMA-ES, for two or more numbers. Dimensions that are choices are random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every combination of choices and ranges, in an order drawn from the seed."""
+"""``search=grid``: every combination of choices and ranges, in an order drawn from the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.errors import UsageError
 
 @dataclass(kw_only=True)
 class GridConfig(SearchConfig):
-    """``n_trials`` None: all combinations."""
+    """Nothing more to set; with ``n_trials`` null, all combinations are tried."""
 
     name: str = "grid"
 
@@ -35,14 +35,12 @@ class GridConfig(SearchConfig):
 
 
 class _Grid(GridSampler):
-    """Optuna's sampler without its call of ``study.stop``, because ``study.optimize`` isn't used."""
+    """Optuna's grid sampler without its call of ``study.stop``, which fails outside ``study.optimize``."""
 
     def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
 
 
 def sampler(config: GridConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """Return the sampler of one trial, see pipeline.sweep.samplers.
-
-    Its seed orders the whole grid, so all trials share it.
-    """
+    """Return the sampler of one trial, see pipeline.sweep.samplers."""
+    # the search's seed orders the whole grid, so all trials have it instead of their own
     return _Grid({name: item.values or () for name, item in space.dimensions.items()}, seed=config.seed)

@@ -1,4 +1,4 @@
-"""Random search: each trial is drawn independently of the others."""
+"""``search=random``: each trial is drawn independently of the others."""
 
 from __future__ import annotations
 

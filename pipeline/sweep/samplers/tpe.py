@@ -1,4 +1,4 @@
-"""Tree-structured Parzen estimator: models promising regions from the finished trials."""
+"""``search=tpe``: the tree-structured Parzen estimator, which models promising regions from the finished trials."""
 
 from __future__ import annotations
 

@@ -118,7 +118,9 @@ def test_a_search_that_minimises_has_its_lowest_value_for_the_best() -> None:
 
 def test_a_log_has_a_line_when_a_trial_has_ended_well() -> None:
     lines = TrialLines(40, "val/accuracy")
-    said = [lines.of(event, now) for event, now in ((began(3), 1.0), (ended(3, accuracy=0.5), 13.5), (ended(4), 14.0))]
+    said = [
+        lines.line(event, now) for event, now in ((began(3), 1.0), (ended(3, accuracy=0.5), 13.5), (ended(4), 14.0))
+    ]
     assert said == [
         None,
         "✓  1/40  lr=0.3 seed=2  val/accuracy 0.5000  12.5 s  (key3)",

@@ -14,7 +14,7 @@ from pipeline.core.specs import State
 from pipeline.data import store
 from pipeline.runs.index import find as find_run
 from pipeline.sweep.expand import Grid, Space, expand
-from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, in_order, latest, locate, mark
+from pipeline.sweep.folder import SweepFolder, TrialEntry, add_to_run, describe, find, in_order, latest, locate
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_a_run_notes_every_sweep_it_belongs_to_once(root: Path, tmp_path: Path) 
     trial = space(root, "seed=0,1", f"paths.runs={tmp_path}").trials[1]
     assert trial.run is not None
     for key, new in (("one", True), ("one", False), ("two", True)):
-        assert mark(trial.run.folder, SweepFolder(tmp_path / "s"), key, 1, trial.chosen) is new
+        assert add_to_run(trial.run.folder, SweepFolder(tmp_path / "s"), key, 1, trial.chosen) is new
     noted = json.loads((trial.run.folder.path / "sweeps.json").read_text())["sweeps"]
     assert [(item["key"], item["trial"], item["overrides"]) for item in noted] == [
         ("one", 1, ["seed=1"]),

@@ -40,7 +40,7 @@ def idle_share(durations: Sequence[float], slots: int) -> float:
         for start in drained(plan):
             heapq.heappush(running, (clock + durations[start.trial.number], start.trial.number, start))
         clock, _, ended = heapq.heappop(running)
-        plan.finished(ended, GOOD)
+        plan.end_trial(ended, GOOD)
         drained_again = plan.next()
         if drained_again is not None:
             number = drained_again.trial.number
@@ -56,12 +56,12 @@ def test_one_slow_and_three_fast_trials_leave_two_slots_idle_for_less_than_a_ten
 def test_a_slot_that_is_free_before_its_trial_is_complete_takes_the_next_one() -> None:
     plan = schedule(3, slots=1)
     (first,) = drained(plan)
-    plan.freed(first.slot)
+    plan.free_slot(first.slot)
     (second,) = drained(plan)
     assert (second.trial.number, second.slot) == (1, first.slot)
-    plan.finished(first, GOOD)
+    plan.end_trial(first, GOOD)
     assert plan.next() is None  # the slot is the second one's now
-    plan.finished(second, GOOD)
+    plan.end_trial(second, GOOD)
     assert [start.trial.number for start in drained(plan)] == [2]
 
 
@@ -70,16 +70,16 @@ def test_trouble_with_a_host_or_memory_is_tried_again_once_and_broken_code_is_no
         plan, count = schedule(1, slots=1), 0
         while (start := plan.next()) is not None:
             count += 1
-            plan.finished(start, replace(BAD, cause=reason))
+            plan.end_trial(start, replace(BAD, cause=reason))
         assert (count, plan.done, plan.ended[0].outcome) == (tries, True, replace(BAD, cause=reason)), reason
 
 
 def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
     plan = schedule(4, slots=2)
     first, second = drained(plan)
-    assert plan.finished(first, replace(BAD, cause="host"))
+    assert plan.end_trial(first, replace(BAD, cause="host"))
     assert plan.next() is None
-    plan.finished(second, GOOD)
+    plan.end_trial(second, GOOD)
     again = plan.next()
     assert again is not None
     assert (again.trial.number, again.slot, again.tried) == (0, second.slot, 1)
@@ -98,7 +98,7 @@ def test_after_a_halt_nothing_starts() -> None:
     plan = schedule(3, slots=1)
     (start,) = drained(plan)
     plan.halt()
-    plan.finished(start, GOOD)
+    plan.end_trial(start, GOOD)
     assert plan.next() is None
     assert plan.done
 
@@ -117,13 +117,13 @@ def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> N
 
     plan = Schedule(Grid(drawn), slots=2, retries=1, settled=settled)
     (first,) = drained(plan)
-    plan.freed(first.slot)
+    plan.free_slot(first.slot)
     assert plan.next() is None
     pruned.append(first.trial)
-    plan.finished(first, outcome)
+    plan.end_trial(first, outcome)
     (third,) = drained(plan)
     assert [(item.trial.number, item.was_known) for item in plan.ended] == [(0, False), (1, True)]
-    plan.finished(third, GOOD)
+    plan.end_trial(third, GOOD)
     assert plan.next() is None
     assert plan.done
 
@@ -133,12 +133,12 @@ def test_only_so_many_trials_are_started_whether_or_not_they_are_tried_again_and
 ):
     known = Settled(trial=trials(1)[0], outcome=GOOD, was_known=True)
     plan = Schedule(
-        Grid(trials(5)), slots=1, retries=1, settled=lambda trial: known if trial.number == 0 else None, most=2
+        Grid(trials(5)), slots=1, retries=1, settled=lambda trial: known if trial.number == 0 else None, max_trials=2
     )
     begun: list[tuple[int, int]] = []
     while (start := plan.next()) is not None:
         begun.append((start.trial.number, start.tried))
-        plan.finished(start, replace(BAD, cause="memory"))
+        plan.end_trial(start, replace(BAD, cause="memory"))
     assert (begun, plan.done) == ([(1, 0), (1, 1), (2, 0), (2, 1)], True)
 
 
