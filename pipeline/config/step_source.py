@@ -47,7 +47,7 @@ class StepSource(Protocol):
         """Make the step and the steps that it needs; return how many were made. Raises PacelineError."""
         ...
 
-    def standings(self) -> Sequence[StepState]:
+    def states(self) -> Sequence[StepState]:
         """Return the states of this step and of all steps that it needs, in order. Raises UsageError."""
         ...
 

@@ -102,7 +102,7 @@ def _accepted(run: Run | None) -> str | None:
 # ------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[PlannedTask, ...]:
     """Return the user-defined steps that make the data, then fetch, init, train, evaluate and record."""
-    user_defined = [step_task(state) for state in config.step.standings()] if config.step is not None else []
+    user_defined = [step_task(state) for state in config.step.states()] if config.step is not None else []
     first = (*user_defined, _fetch(config, pack), *_init(initial_weights_of(config, root)))
     if run is None:  # no key yet
         waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"

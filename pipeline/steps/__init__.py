@@ -1,6 +1,7 @@
-"""Preparation steps of the user: commands or functions with inputs, outputs and a content key, each run once.
+"""The user's own preparation steps: commands or functions with inputs, outputs and a content key, each run once.
 
-``step.py`` reads and checks their definitions, ``graph.py`` knows which are up to date, ``making.py`` runs the others.
+``step.py`` reads and checks the definition of a step, ``key.py`` computes its key, ``graph.py`` knows which steps are
+up to date, ``making.py`` runs the others, and ``step_folders.py`` has their outputs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ REGISTERED: dict[str, Mapping[str, Any]] = {}
 
 
 def declare(name: str, **fields: Any) -> None:
-    """Declare a step in Python instead of conf/step/NAME.yaml. Wrong fields are reported when it is used."""
+    """Declare a step in Python instead of conf/step/NAME.yaml. Wrong fields are reported when the step is used."""
     function = fields.get("function")
     if callable(function):
-        called = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has no name
-        fields["function"] = f"{function.__module__}:{called}"
+        function_name = getattr(function, "__qualname__", f"<{type(function).__name__}>")  # a partial has no name
+        fields["function"] = f"{function.__module__}:{function_name}"
     REGISTERED[name] = fields

@@ -1,4 +1,4 @@
-"""The content key of a step, and the differences from the key of an earlier version."""
+"""The content key of a step, which includes the code that its command runs; and what differs between two versions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,17 @@ VERSION = 1
 _PYTHON = ("python", "python3")
 _PYTHON_PROGRAM = re.compile(r"(?:.*/)?python[\d.]*")
 _PART = re.compile(r"[^\s'\"`();<>|&=]+")
-_WRITTEN = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection writes the file, so it is no input
+_REDIRECTION = re.compile(r">[>|]?\s*[^\s;|&)]+")  # a redirection writes the file, so it is no input
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def is_python(word: str) -> bool:
-    """Whether a command's first word means Python: the step then runs with the interpreter of this process."""
+    """Return True if a command's first word means Python. The step then runs with the interpreter of this process."""
     return word in _PYTHON
 
 
 def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
-    """Compute the key of a step. ``inputs``: sha256 by name: a path, or ``step:clean/images.npz``.
-
-    Raises UsageError: one of its Python sources can't be parsed, or has an unresolvable import.
-    """
+    """Compute the key of a step. ``inputs``: path, or ``step:clean/images.npz`` → sha256. Raises UsageError."""
     code, versions = code_of(step, root)
     config: dict[str, Any] = {
         "command": [*step.command] if isinstance(step.command, tuple) else step.command,
@@ -45,8 +42,8 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
         "env": {name: redact.hide(value, step.secrets) for name, value in step.env.items()},
         "on": "here",  # a field of earlier versions, kept so that the keys of steps stay
     }
-    # canonical JSON sorts names, so an order that matters is a part of its own: args become words in their order; a
-    # function or bash gets them by name, so only mappings inside their values count
+    # Canonical JSON sorts names, so an order that matters is added. A command of words gets its args in their order. A
+    # function or bash gets them by name, so only the order of mappings inside their values counts.
     args_are_words = isinstance(step.command, tuple) and bool(step.command)
     order = orders_below(step.args, "args") if args_are_words else orders_of_config({"step": {"args": step.args}})
     parts: dict[str, Any] = {
@@ -63,7 +60,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
 def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | None]:
     """Return digests of the code files by path, and the versions of imported distributions (None: no Python).
 
-    Python code counts with all its imports; other project files named in the command count by their bytes.
+    Python code counts with all its imports; other project files that the command names count by their bytes.
     """
     closures, others = _code(step, root)
     digests: dict[str, str] = {}
@@ -78,10 +75,11 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
 def sources_of(step: Step, root: Path) -> dict[str, Path]:
     """Return the code files of a step: path in a copy of the project → path here."""
     closures, others = _code(step, root)
-    return {name: path for part in [*(one.sources for one in closures), others] for name, path in part.items()}
+    return {name: path for part in [*(closure.sources for closure in closures), others] for name, path in part.items()}
 
 
 def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
+    """Return the closures of the Python code that a step runs, and the other project files that its command names."""
     words = [*_words(step)]
     runs_python = any(_PYTHON_PROGRAM.fullmatch(word) for word in words)
     inputs = [Path(os.path.normpath(root / item)) for item in step.inputs]
@@ -104,13 +102,14 @@ def _words(step: Step) -> Iterator[str]:
     texts = (step.command, *map(str, step.args.values())) if isinstance(step.command, str) else step.words
     for text in texts:
         yield text
-        parts = _PART.findall(_WRITTEN.sub(" ", text))
-        yield from (
-            part for part in parts if not part.startswith("/") or part.endswith(".py")
-        )  # other absolute paths may be outputs
+        for part in _PART.findall(_REDIRECTION.sub(" ", text)):
+            if not part.startswith("/") or part.endswith(".py"):  # other absolute paths may be outputs
+                yield part
 
 
 def _modules(words: Sequence[str], root: Path) -> Iterator[str]:
+    """Yield the project's modules that the words start by ``-m NAME``; a package is started by its __main__."""
+    # _words yields most words twice, whole and as their only part
     for option, name in itertools.pairwise(word for word, _ in itertools.groupby(words)):
         if option == "-m" and _DOTTED.fullmatch(name):
             yield from (item for item in (name, f"{name}.__main__") if source_file(root, item) is not None)
@@ -124,13 +123,10 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class StepVersion:
-    """What distinguishes two versions of a step, with secrets masked.
+    """What distinguishes two versions of a step, with secrets masked."""
 
-    ``written`` are its fields before interpolation, ``parameters`` the values of their references.
-    """
-
-    parts: Mapping[str, Any]
-    written: Mapping[str, Any]
+    parts: Mapping[str, Any]  # of the key
+    written: Mapping[str, Any]  # this and ``parameters``: as in Step
     parameters: Mapping[str, Any]
 
     @classmethod
@@ -150,14 +146,15 @@ def changed(old: StepVersion, new: StepVersion) -> list[str]:
     for item in differences(old.parts, new.parts):
         if not item.field:  # the whole part is empty on one side
             continue
+        # a field that is the same before interpolation differs by a parameter, which has a line already
         field = item.field.partition(".")[0]
         references = (f"${{{name}}}" in str(new.written.get(field)) for name in changed_parameters)
         if item.part == "config" and old.written.get(field) == new.written.get(field) and any(references):
-            continue  # already reported as a parameter
-        lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
+            continue
+        lines.append(_input_line(item.field, item.old, item.new) if item.part == "data" else str(item))
     return lines
 
 
-def _input(name: str, old: Any, new: Any) -> str:
+def _input_line(name: str, old: Any, new: Any) -> str:
     change = "added" if old is None else "removed" if new is None else "changed"
     return f"{name if name.startswith(PREFIX) else f'input {name}'} {change}"

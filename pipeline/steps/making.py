@@ -1,4 +1,4 @@
-"""Make steps that aren't up to date: each once, in a temporary folder that is renamed into place."""
+"""The maker of steps that aren't up to date: runs each once, in a temporary folder that is renamed into place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.core.processes.signals import CTRL_C, Interruptible, Stop
 from pipeline.data.request import stored_record
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps import step_folders
-from pipeline.steps.graph import Graph, StepStanding
+from pipeline.steps.graph import Graph, StepStatus
 from pipeline.steps.key import StepVersion, changed, sources_of
 from pipeline.steps.step import PREFIX, Say, Step, split_source
 from pipeline.steps.step_folders import StepRecord
@@ -36,27 +36,28 @@ from trainers.observation.unkeyed import joined
 
 _END_LINES, _END_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
-_CALLER = ("trainers/__init__.py", "trainers/call.py")  # the code that calls functions
+_CALLER = ("trainers/__init__.py", "trainers/call.py")  # the code that calls the function of a step
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
-    """Run these steps and those they need, ``at_once`` of them; return their number.
+    """Run these steps and the steps that they need, if they aren't up to date; return how many were run.
 
-    Raises StepError, PacelineError, Killed.
+    ``at_once``: how many run at a time. Raises StepError, PacelineError, Killed.
     """
     order = graph.order(names)
-    todo = [name for name in order if graph.standing(name).made is None]
-    if not todo:
+    to_run = [name for name in order if graph.status(name).made is None]
+    if not to_run:
         return 0
-    for name in todo:
+    for name in to_run:
         masking.remember(graph.step(name).secrets)
     stop = Stop()
     try:
         with Interruptible() as signals:
             try:
                 maker = _Maker(graph, say, stop)
-                _run_in_order(graph, todo, maker, max(1, at_once))
+                _run_in_order(graph, to_run, maker, max(1, at_once))
             finally:
+                # a second Ctrl-C must not interrupt the end of the programs
                 signals.hold()
                 signals.left = f"; {CTRL_C.partition('; ')[2]}"
     finally:
@@ -64,8 +65,8 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
     return len(maker.made)
 
 
-def _run_in_order(graph: Graph, todo: Collection[str], maker: _Maker, at_once: int) -> None:
-    order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(todo) for name in todo})
+def _run_in_order(graph: Graph, to_run: Collection[str], maker: _Maker, at_once: int) -> None:
+    order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(to_run) for name in to_run})
     order.prepare()
     ready, running = deque[str](), dict[Future[None], str]()
     with ThreadPoolExecutor(at_once, thread_name_prefix="step") as pool:
@@ -74,38 +75,41 @@ def _run_in_order(graph: Graph, todo: Collection[str], maker: _Maker, at_once: i
                 ready += order.get_ready()
                 while ready and len(running) < at_once:
                     graph.forget()
-                    standing = graph.standing(ready[0])  # raises if a required file has disappeared
-                    running[pool.submit(maker.make, standing)] = ready.popleft()
+                    status = graph.status(ready[0])  # raises if a required file has disappeared
+                    running[pool.submit(maker.make, status)] = ready.popleft()
                 for future in wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done:
                     future.result()
                     order.done(running.pop(future))
-        except BaseException as error:  # the pool then waits until the other programs have ended
+        except BaseException as error:  # end the other programs, for which the pool waits
             maker.stop.request("another step's failure" if isinstance(error, Exception) else "a signal")
             raise
 
 
 class _Maker:
+    """Makes single steps, in several threads at a time."""
+
     def __init__(self, graph: Graph, say: Say, stop: Stop) -> None:
         self.graph, self.say, self.stop = graph, say, stop
         self.made: list[str] = []
 
-    def make(self, standing: StepStanding) -> None:
+    def make(self, status: StepStatus) -> None:
         """Run one step whose inputs all exist. Raises PacelineError."""
-        step, key = standing.step, standing.key
-        if standing.made is not None:
+        step, key = status.step, status.key
+        if status.made is not None:
             return
         assert key is not None, "it is started when all that it needs is made"
         folder = step_folders.folder_of(self.graph.runs_dir, step, key)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with held(step_folders.lock_of(folder), meanwhile=self._waiting_for_another(step)):
+                # another command may have made it while this one waited for the lock
                 made, _ = step_folders.find_made(folder, key, self.graph.root)
                 if made is not None:
                     shown_folder = shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {shown_folder}")
                     return
                 remove_leftovers([folder.parent])
-                self._build(standing, key, folder)
+                self._build(status, key, folder)
         except OSError as error:
             raise PacelineError(
                 f"step {step.name} can't be kept in {folder.parent}: {os_reason(error)}",
@@ -113,44 +117,47 @@ class _Maker:
             ) from error
 
     def _waiting_for_another(self, step: Step) -> Callable[[], None]:
-        """Return what is called while another command makes the step: it says so once, and ends the wait on a stop."""
-        unsaid = [f"another command is making step {step.name}; waiting for it"]
+        """Return a function to call while another command makes the step: it says so once, and raises on a stop."""
+        to_say = [f"another command is making step {step.name}; waiting for it"]
 
         def look() -> None:
             if self.stop.requested:
                 raise Killed(f"step {step.name} was stopped by {self.stop.by}")
-            while unsaid:
-                self.say(unsaid.pop())
+            while to_say:
+                self.say(to_say.pop())
 
         return look
 
-    def _build(self, standing: StepStanding, key: ContentKey, folder: Path) -> None:
-        step, root = standing.step, self.graph.root
+    def _build(self, status: StepStatus, key: ContentKey, folder: Path) -> None:
+        """Run a step in a temporary folder, and move it to ``folder`` with its step.json. The caller holds the lock."""
+        step, root = status.step, self.graph.root
         building = Path(tempfile.mkdtemp(prefix=temporary_prefix(f".{folder.name}"), dir=folder.parent))
         try:
-            building.chmod(0o755)
+            building.chmod(0o755)  # mkdtemp's 0700 would hide the outputs from a team
             out = building / step_folders.OUT
             out.mkdir()
             program = StepProgram(
                 step=step,
                 root=root,
                 out=out,
-                inputs=standing.inputs,
+                inputs=status.inputs,
                 log=step_folders.log_of(folder),
                 stop=self.stop,
                 say=self.say,
             )
-            inputs = [os.path.realpath(path) for group in standing.inputs for path in group]
+            inputs = [os.path.realpath(path) for group in status.inputs for path in group]
+            # hashed before the program starts, so that an edit while it runs is noticed
             keyed = {**dict.fromkeys(inputs, ""), **_code(step, root)}
-            self.say(f"step {step.name}: {', '.join(standing.why)}")
-            begun = time.time()
+            self.say(f"step {step.name}: {', '.join(status.reasons)}")
+            began_at = time.time()
             end = self._run(program)
             self._refuse_changed(step, key)
             files = step_folders.digests(out)
-            duration_s = round(time.time() - begun, 3)
-            self._refuse_read(end.notes, step, keyed)
-            given = {*step.env, *(step.args if isinstance(step.command, str) else ()), "out", "PYTHONPATH"}
-            reads = stored_record(record_inputs(end.notes, root, keyed, inputs), given)
+            duration_s = round(time.time() - began_at, 3)
+            self._refuse_edited(end.notes, step, keyed)
+            bash_variables = step.args if isinstance(step.command, str) else ()
+            given_variables = {*step.env, *bash_variables, "out", "PYTHONPATH"}
+            reads = stored_record(record_inputs(end.notes, root, keyed, inputs), given_variables)
             self._warn_of_files(program, [*reads["files"]])
             record = StepRecord(
                 name=step.name,
@@ -158,7 +165,7 @@ class _Maker:
                 digest=key.digest,
                 **vars(StepVersion.of(step, key)),
                 files=files,
-                dependencies={**reads, "nodes": [end.executable]},  # it counts without being listed as an input
+                dependencies={**reads, "nodes": [end.executable]},  # another executable makes the step out of date
                 duration_s=duration_s,
                 unix_time=time.time(),
             )
@@ -167,15 +174,14 @@ class _Maker:
             _put_in_place(building, folder)
             program.log.unlink(missing_ok=True)
             self.made.append(step.name)
-            self.say(f"made step {step.name} in {time.time() - begun:.1f} s; {shown(folder, root)}")
+            self.say(f"made step {step.name} in {time.time() - began_at:.1f} s; {shown(folder, root)}")
         finally:
             shutil.rmtree(building, ignore_errors=True)
 
     def _run(self, program: StepProgram) -> ProgramEnd:
         """Run the program and check its outputs. Raises PacelineError."""
         step = program.step
-        with program.log.open("w", encoding="utf-8"):
-            pass
+        program.log.write_bytes(b"")  # the log of an earlier failure
         end = program.run()
         if self.stop.requested:
             raise Killed(f"step {step.name} was stopped by {self.stop.by}; {CTRL_C.partition('; ')[2]}")
@@ -190,9 +196,11 @@ class _Maker:
         return end
 
     def _warn_of_files(self, program: StepProgram, files: Sequence[str]) -> None:
+        """Warn of files that the step read and its inputs don't list."""
         if not files:
             return
         was, them = ("was", "it") if len(files) == 1 else ("were", "them")
+        # show an output of another step as inputs name it: step:clean/a.csv, not runs/steps/clean-0b1c…/out/a.csv
         steps = f"{shown(step_folders.steps_dir(self.graph.runs_dir), program.root)}/"
         names = [re.sub(rf"^{re.escape(steps)}(.+)-[0-9a-f]+/out/", rf"{PREFIX}\1/", name) for name in files]
         program.warn(
@@ -200,13 +208,14 @@ class _Maker:
         )
 
     def _refuse_changed(self, step: Step, key: ContentKey) -> None:
-        now = self.graph.fresh_key(step)
-        if now.digest != key.digest:
-            changes = "; ".join(changed(StepVersion.of(step, key), StepVersion.of(step, now)))
+        """Raise PacelineError if the step's key has changed while it ran."""
+        key_now = self.graph.fresh_key(step)
+        if key_now.digest != key.digest:
+            changes = "; ".join(changed(StepVersion.of(step, key), StepVersion.of(step, key_now)))
             raise PacelineError(f"while step {step.name} was made: {changes}", hint="the same command again")
 
-    def _refuse_read(self, notes: Notes, step: Step, keyed: Mapping[str, str]) -> None:
-        """Raise PacelineError if a file of the key had other content when the step opened it."""
+    def _refuse_edited(self, notes: Notes, step: Step, keyed: Mapping[str, str]) -> None:
+        """Raise PacelineError if a file of the key had other content when the step opened it (an edit since undone)."""
         if edited := files_changed_meanwhile(notes, self.graph.root, keyed):
             raise PacelineError(
                 f"step {step.name} read {joined(edited)} with another content than its key holds: somebody edits it",
@@ -237,20 +246,21 @@ def _holds_file(out: Path, item: str) -> bool:
 
 
 def _code(step: Step, root: Path) -> dict[str, str]:
+    """Return real path → sha256 of the code that the step runs."""
     paths = [*sources_of(step, root).values(), *(root / name for name in _CALLER if (root / name).is_file())]
     return {os.path.realpath(path): sha256_file(path) for path in paths}
 
 
 def _put_in_place(building: Path, folder: Path) -> None:
-    """Move the folder into place with one rename, after an altered older one was moved away."""
+    """Move the folder into place with one rename. An older folder there, which was altered, is removed."""
     for path in [*building.rglob("*"), building]:
         if path.is_file() or path.is_dir():
             fsync(path)
-    aside = building.with_name(f"{building.name}x")
+    replaced = building.with_name(f"{building.name}x")
     if folder.exists():  # altered, or without step.json
-        folder.rename(aside)
+        folder.rename(replaced)
     building.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
     fsync(folder.parent)
 
 
@@ -263,32 +273,32 @@ def _last_lines(log: Path) -> str:
 # ----------------------------------------------------------------------- steps as sources of a run's data
 @dataclass(frozen=True, kw_only=True)
 class DataStep:
-    """The step ``name`` of ``graph``; ``inside`` is the path in its folder, '' for its single file or all of it."""
+    """A step whose output is the data of a run (``dataset.source=step:NAME`` or an argument of a script)."""
 
     name: str
-    inside: str
+    inside: str  # path in the folder of the outputs; '': the single file, or the whole folder
     graph: Graph
 
     @property
     def path(self) -> Path | None:
-        """The path of its output; None while it must run. Raises UsageError: the step is invalid."""
-        standing = self.graph.standing(self.name)
-        if standing.made is None:
+        """The path of the output; None while the step must run. Raises UsageError: the step is invalid."""
+        status = self.graph.status(self.name)
+        if status.made is None:
             return None
-        return step_folders.output_path(standing.step, standing.made, self.inside)
+        return step_folders.output_path(status.step, status.made, self.inside)
 
     def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
-        """Run it and the steps it needs; return how many were run. Raises PacelineError."""
+        """Run the step and the steps that it needs; return how many were run. Raises PacelineError."""
         return make_all(self.graph, [self.name], say, at_once=at_once)
 
-    def standings(self) -> list[StepState]:
-        """Return the states of it and all steps it needs, in order. Raises UsageError."""
+    def states(self) -> list[StepState]:
+        """Return the states of the step and all steps that it needs, in order. Raises UsageError."""
         return [self._state(name) for name in self.graph.order([self.name])]
 
     def _state(self, name: str) -> StepState:
-        standing = self.graph.standing(name)
-        where = standing.made.folder.name if standing.made is not None else "; ".join(standing.why)
-        return StepState(name=name, made=standing.made is not None, why=where, needs=standing.step.upstream)
+        status = self.graph.status(name)
+        why = status.made.folder.name if status.made is not None else "; ".join(status.reasons)
+        return StepState(name=name, made=status.made is not None, why=why, needs=status.step.upstream)
 
 
 def data_step(text: str, composed: Mapping[str, Any], root: Path) -> DataStep:

@@ -1,4 +1,8 @@
-"""The definition of a step: read from conf/step/NAME.yaml or dodo.py, and checked."""
+"""The definition of a step: read from conf/step/NAME.yaml or dodo.py, with interpolations resolved, and checked.
+
+A command may have placeholders: {out} for the folder of the outputs, {inputs} for all input files, {inputs[0]} for the
+single file of the first entry of ``inputs``. {{name}} stands for the text {name}.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ FIELDS = ("command", "function", "args", "inputs", "outputs", "env")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SHELL_VARIABLE = re.compile(r"[a-z_][a-z0-9_]*")
-_MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)(?:\[(?P<at>\d+)\])?\}")
+_PLACEHOLDER = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)(?:\[(?P<index>\d+)\])?\}")
 
 
 class StepError(UsageError):
@@ -39,7 +43,7 @@ class StepError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """conf/step/NAME.yaml with every interpolation resolved. It has either a ``command`` or a ``function``."""
+    """A step with every interpolation resolved. It has either a ``command`` or a ``function``."""
 
     name: str
     command: tuple[str, ...] | str = ()  # words, or a line for bash
@@ -48,8 +52,8 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     env: Mapping[str, str]
-    written: Mapping[str, Any]  # the fields before interpolation
-    parameters: Mapping[str, Any]  # what they refer to: ``optimizer.lr`` → its value
+    written: Mapping[str, Any]  # the fields before interpolation, with ``${optimizer.lr}``
+    parameters: Mapping[str, Any]  # the values that they refer to: ``optimizer.lr`` → 0.1
     secrets: frozenset[str] = frozenset()  # texts that no file may contain
 
     @property
@@ -64,7 +68,7 @@ class Step:
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Split ``step:clean/images.npz`` into the step's name and the path of the output. Raises StepError."""
+    """Split ``step:clean/images.npz`` into the step's name and the path of the output ('': none). Raises StepError."""
     name, _, inside = source.removeprefix(PREFIX).partition("/")
     refuse_name(name)
     if inside:
@@ -75,27 +79,27 @@ def split_source(source: str) -> tuple[str, str]:
 def refuse_name(name: str, named_in: str | None = None) -> None:
     """Refuse a name that isn't a portable folder name. Raises StepError. ``named_in``: the file that has the name."""
     if not _NAME.fullmatch(name):
-        what = f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
-        raise StepError(f"{named_in}: {what}", hint="another name") if named_in else StepError(what)
+        message = f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
+        raise StepError(f"{named_in}: {message}", hint="another name") if named_in else StepError(message)
 
 
-def validated(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
+def validate(name: str, fields: Mapping[str, Any], **more: Any) -> Step:
     """Validate the fields and build a Step. ``more`` are fields of Step that no file has. Raises StepError."""
     for field in fields:
         if field not in FIELDS:
             raise StepError(f"step {name}: {field!r} is no field of a step; {suggestion(str(field), FIELDS)}")
-    given = {field: value for field, value in fields.items() if value not in (None, "", [], {})}
-    if ("command" in given) == ("function" in given):
-        what = "has both a command and a function" if "command" in given else "has neither a command nor a function"
-        raise StepError(f"step {name} {what}", hint="command: [python, clean.py], or function: my_package.steps:clean")
+    filled = {field: value for field, value in fields.items() if value not in (None, "", [], {})}
+    if ("command" in filled) == ("function" in filled):
+        fault = "has both a command and a function" if "command" in filled else "has neither a command nor a function"
+        raise StepError(f"step {name} {fault}", hint="command: [python, clean.py], or function: my_package.steps:clean")
     step = Step(
         name=name,
-        command=_command(name, given.get("command")),
-        function=str(given.get("function", "")),
-        args=_mapping(name, "args", given.get("args", {})),
-        inputs=_texts(name, "inputs", given.get("inputs", [])),
-        outputs=_texts(name, "outputs", given.get("outputs", [])),
-        env={key: str(value) for key, value in _mapping(name, "env", given.get("env", {})).items()},
+        command=_command(name, filled.get("command")),
+        function=str(filled.get("function", "")),
+        args=_mapping(name, "args", filled.get("args", {})),
+        inputs=_texts(name, "inputs", filled.get("inputs", [])),
+        outputs=_texts(name, "outputs", filled.get("outputs", [])),
+        env={key: str(value) for key, value in _mapping(name, "env", filled.get("env", {})).items()},
         **more,
     )
     _check(step)
@@ -112,9 +116,9 @@ def _check(step: Step) -> None:
         if item.startswith(PREFIX):
             split_source(item)
         elif ".." in PurePosixPath(item).parts:
-            what = f"step {step.name}: inputs: {item!r} leads out with .."
-            raise StepError(what, hint="a path from the project's folder, or an absolute one")
-        elif PurePosixPath(item).parts:  # else the project itself
+            message = f"step {step.name}: inputs: {item!r} leads out with .."
+            raise StepError(message, hint="a path from the project's folder, or an absolute one")
+        elif PurePosixPath(item).parts:  # otherwise it is ".", the project itself
             refuse_odd_pattern(item, f"step {step.name}: inputs: {item!r}")
     if not step.outputs:
         raise StepError(
@@ -128,6 +132,8 @@ def _check(step: Step) -> None:
 
 
 def _check_words(step: Step) -> None:
+    """Refuse arguments and placeholders that the command can't have, and secrets in it. Raises StepError."""
+    # bash gets the arguments as variables of its environment
     if isinstance(step.command, str):
         for name, value in step.args.items():
             if not _SHELL_VARIABLE.fullmatch(name) or not isinstance(value, str | int | float):
@@ -147,10 +153,12 @@ def _check_words(step: Step) -> None:
     except ConfigError as error:
         raise StepError(f"step {step.name}: {str(error).replace('program.args', 'args')}") from error
     for word in parts:
-        for mark in _MARK.finditer(word):
-            _check_mark(step, word, mark)
-    texts = (*parts, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
-    for text in texts:
+        for match in _PLACEHOLDER.finditer(word):
+            _check_placeholder(step, word, match)
+    visible = [*parts, *map(str, step.args.values())]
+    if isinstance(step.command, str):
+        visible.append(step.command)
+    for text in visible:
         if any(secret in text for secret in step.secrets):
             raise StepError(
                 f"step {step.name} has a secret in its command or args, which a list of processes shows",
@@ -158,41 +166,42 @@ def _check_words(step: Step) -> None:
             )
 
 
-def _check_mark(step: Step, word: str, mark: re.Match[str]) -> None:
-    name, at = mark["name"], mark["at"]
-    if not name or (name == "out" and at is None):
+def _check_placeholder(step: Step, word: str, match: re.Match[str]) -> None:
+    name, index = match["name"], match["index"]
+    if not name or (name == "out" and index is None):  # no name: a literal {{…}}
         return
     if name != "inputs":
         raise StepError(
-            f"step {step.name}: {word}: {mark[0]} is no placeholder; there are {{out}}, {{inputs}} and {{inputs[0]}}, "
+            f"step {step.name}: {word}: {match[0]} is no placeholder; there are {{out}}, {{inputs}} and {{inputs[0]}}, "
             f"and {{{{{name}}}}} is {{{name}}} as it stands"
         )
-    if at is None and word != "{inputs}":
+    if index is None and word != "{inputs}":
         raise StepError(f"step {step.name}: {word}: {{inputs}} is a word of its own; {{inputs[0]}} is one file")
-    if at is not None and int(at) >= len(step.inputs):
+    if index is not None and int(index) >= len(step.inputs):
         raise StepError(f"step {step.name}: {word}: there are {len(step.inputs)} inputs, counted from 0")
 
 
 def fill_placeholders(step: Step, out: str, inputs: Sequence[Sequence[str]]) -> list[str]:
     """Return the words with ``out`` and the files of each entry of ``step.inputs`` filled in. Raises StepError."""
-    complete: list[str] = []
+    filled: list[str] = []
     for word in step.words:
         if word == "{inputs}":
-            complete += [path for group in inputs for path in group]
+            filled += [path for paths in inputs for path in paths]
         else:
-            complete.append(_MARK.sub(lambda mark: _value(step, mark, out, inputs), word))
-    return complete
+            filled.append(_PLACEHOLDER.sub(lambda match: _value(step, match, out, inputs), word))
+    return filled
 
 
-def _value(step: Step, mark: re.Match[str], out: str, inputs: Sequence[Sequence[str]]) -> str:
-    if not mark["name"]:
-        return f"{{{mark['literal']}}}"
-    if mark["name"] == "out":
+def _value(step: Step, match: re.Match[str], out: str, inputs: Sequence[Sequence[str]]) -> str:
+    if not match["name"]:
+        return f"{{{match['literal']}}}"
+    if match["name"] == "out":
         return out
-    group = inputs[int(mark["at"])]
-    if len(group) != 1:
-        raise StepError(f"step {step.name}: {mark[0]} stands for {len(group)} files; {{inputs}} stands for all of them")
-    return group[0]
+    files = inputs[int(match["index"])]
+    if len(files) != 1:
+        what = f"{match[0]} stands for {len(files)} files"
+        raise StepError(f"step {step.name}: {what}; {{inputs}} stands for all of them")
+    return files[0]
 
 
 def _command(name: str, value: Any) -> tuple[str, ...] | str:
@@ -216,15 +225,15 @@ def _mapping(name: str, field: str, value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _refuse_leading_out(what: str, path: str) -> None:
+def _refuse_leading_out(shown: str, path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith(("/", "~")) or ".." in parts or not parts or not path.isprintable():
-        raise StepError(f"{what!r} leads out of the step's folder; write it relative, without ..")
+        raise StepError(f"{shown!r} leads out of the step's folder; write it relative, without ..")
 
 
 FOLDER = "conf/step"
 SECTION = "step"
-"""Configuration section with overrides: ``step.clean.args.rate=0.3`` replaces the value in conf/step/clean.yaml."""
+"""Section of the configuration with overrides: step.clean.args.rate=0.3 replaces the value in conf/step/clean.yaml."""
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
@@ -240,12 +249,12 @@ def names(root: Path) -> list[str]:
 
 def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     """Load one step and resolve its interpolations against the composed configuration. Raises StepError, UsageError."""
-    own = composed.get(SECTION) or {}
-    for key in own:
-        _refuse_unknown(str(key), root)
+    overrides_by_step = composed.get(SECTION) or {}
+    for overridden in overrides_by_step:
+        _refuse_unknown(str(overridden), root)
     _refuse_unknown(name, root)
-    refuse_name(name, named_in=_place(name))
-    written = _written(name, own.get(name) or {}, root)
+    refuse_name(name, named_in=_declared_in(name))
+    written = _written(name, overrides_by_step.get(name) or {}, root)
     references = [ref for text in texts(written) for ref in _REFERENCE.findall(text)]
     whole = OmegaConf.create({**composed, SECTION: {name: written}})
     assert isinstance(whole, DictConfig)
@@ -257,7 +266,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
 
         raise StepError(f"step {name}: {explain_interpolation(error, whole).what}") from error
     assert isinstance(fields, dict)
-    return validated(
+    return validate(
         name,
         {str(field): value for field, value in fields.items()},
         written=written,
@@ -270,11 +279,10 @@ def _refuse_unknown(name: str, root: Path) -> None:
     known = names(root)
     if name not in known:
         refuse_name(name)
-        where = f"it would be {FOLDER}/{name}.yaml"
-        raise StepError(f"there is no step {name!r}; {suggestion(name, known)} ({where})")
+        raise StepError(f"there is no step {name!r}; {suggestion(name, known)} (it would be {FOLDER}/{name}.yaml)")
 
 
-def _place(name: str) -> str:
+def _declared_in(name: str) -> str:
     return "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
 
 
@@ -282,14 +290,13 @@ def _written(name: str, changes: Any, root: Path) -> dict[str, Any]:
     """Return the fields before interpolation, merged with the command line's overrides. Raises StepError."""
     try:
         file = root / FOLDER / f"{name}.yaml"
-        read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
-        written = OmegaConf.to_container(OmegaConf.merge(read, OmegaConf.create(changes)), resolve=False)
+        declared = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
+        written = OmegaConf.to_container(OmegaConf.merge(declared, OmegaConf.create(changes)), resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise StepError(f"step {name}: {_place(name)} can't be read: {text_of(error)}") from error
+        raise StepError(f"step {name}: {_declared_in(name)} can't be read: {text_of(error)}") from error
     if not isinstance(written, dict):
-        raise StepError(
-            f"step {name}: {_place(name)} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]"
-        )
+        hint = "command: [python, clean.py] and outputs: [a.npz]"
+        raise StepError(f"step {name}: {_declared_in(name)} holds no fields", hint=hint)
     return {str(field): value for field, value in written.items()}
 
 
@@ -298,12 +305,13 @@ def _plain(value: Any) -> Any:
 
 
 def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
-    """Return texts that neither key, folder nor log may contain."""
+    """Return the secrets of a step: texts that its key, folder and log may not contain."""
     of_variables = {name: os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
     env = fields.get("env")
-    named = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
-    of_env = {str(name): str(value) for name, value in named if redact.is_secret_name(str(name))}
+    env_items = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
+    of_env = {str(name): str(value) for name, value in env_items if redact.is_secret_name(str(name))}
     pairs = [*of_variables.items(), *of_env.items()]
     values = {text for name, text in pairs if redact.needs_masking(name, text)}
-    forms = {part for text in texts(fields) for part in redact.in_forms(text)}
-    return frozenset(values | forms | redact.secret_values(composed))
+    # logins in addresses and the like, which are secret whatever their names are
+    by_form = {part for text in texts(fields) for part in redact.in_forms(text)}
+    return frozenset(values | by_form | redact.secret_values(composed))

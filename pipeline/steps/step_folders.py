@@ -1,4 +1,4 @@
-"""The folders of steps that were run: ``runs/steps/NAME-KEY/`` with ``out/``, ``step.json`` and ``log.txt``."""
+"""The folders of steps that were run, ``runs/steps/NAME-KEY/``: outputs in ``out/``, ``step.json`` and ``log.txt``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LOG = "log.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(StepVersion):
-    """The content of step.json."""
+    """The content of step.json. The field names are those in the file."""
 
     name: str
-    key: str = ""
-    digest: str
+    key: str = ""  # short form of ``digest``
+    digest: str  # of the step's key
     files: Mapping[str, str]  # the sha256 of each output by its path in ``out``
     dependencies: Mapping[str, Any]  # what the step read besides its key, in the format of ``stored_record``
     duration_s: float = 0.0
@@ -40,7 +40,7 @@ class StepRecord(StepVersion):
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """The sha256 of each input by its name, such as ``step:clean/images.npz``."""
+        """Name of each input, such as ``step:clean/images.npz`` → sha256."""
         return self.parts.get("data") or {}
 
 
@@ -66,7 +66,7 @@ def steps_dir(runs_dir: Path) -> Path:
 
 
 def log_of(folder: Path) -> Path:
-    """Return the log of a step in progress or failed, which lies next to the folder that doesn't exist yet."""
+    """Return the log of a step in progress or failed. It lies next to the folder, which doesn't exist yet."""
     return folder.with_name(f"{folder.name}.log")
 
 
@@ -102,38 +102,36 @@ def read_record(folder: Path) -> StepRecord | None:
 
 
 def find_made(folder: Path, key: ContentKey, root: Path) -> tuple[MadeStep | None, str]:
-    """Return the step if its outputs are intact, else the reason. Hashes only files with changed stamps.
-
-    Files that it read in addition to its key (``dependencies``) must be unchanged too.
-    """
+    """Return the step if its outputs are intact, else None and the reason. Hashes only files with changed stamps."""
     record = read_record(folder)
     if record is None:
         return None, ("its step.json is gone or damaged" if folder.exists() else "")
     if record.digest != key.digest:
         return None, "its step.json is of another key"
     try:
-        files = hashed(folder / OUT, folder.parent)
+        files = cached_digests(folder / OUT, folder.parent)
     except (OSError, DataError) as error:
-        why = os_reason(error) if isinstance(error, OSError) else str(error)
-        return None, f"its outputs can't be read: {why}"
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        return None, f"its outputs can't be read: {reason}"
     for name in sorted({*record.files, *files}):
         if record.files.get(name) != files.get(name):
             change = "is gone" if name not in files else "was added" if name not in record.files else "was altered"
             return None, f"its output {name} {change}"
+    # what the step read besides the files of its key
     changed_read = reads_changed(record.dependencies, root, key.parts["environment"])
     if changed_read is not None:
         return None, changed_read
     return MadeStep(folder=folder, record=record), ""
 
 
-def hashed(out: Path, cache_folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file below ``out``; known ones lie in ``cache_folder``. Raises OSError, DataError."""
-    prints = fingerprints(_files(out), cache_folder)
-    return {path.relative_to(out).as_posix(): known.sha256 for path, known in prints.items()}
+def cached_digests(out: Path, cache_folder: Path) -> dict[str, str]:
+    """Return the sha256 of each file below ``out``, with a cache in ``cache_folder``. Raises OSError, DataError."""
+    fingerprint_by_path = fingerprints(_files(out), cache_folder)
+    return {path.relative_to(out).as_posix(): found.sha256 for path, found in fingerprint_by_path.items()}
 
 
 def digests(out: Path) -> dict[str, str]:
-    """Like ``hashed``, without the cache: for a folder that will be renamed."""
+    """Return the same as ``cached_digests``, without the cache: for a folder that will be renamed."""
     return {path.relative_to(out).as_posix(): fingerprint(path).sha256 for path in _files(out)}
 
 
@@ -144,6 +142,7 @@ def _files(out: Path) -> list[Path]:
 def output_files(step: Step, made: MadeStep, path: str) -> list[tuple[str, Path]]:
     """Return name and path of each file of ``step:NAME/path``; without a path, of all files. Raises StepError."""
     names = made.record.files
+    # the path names a file, or a folder; otherwise it is a pattern
     chosen = [name for name in names if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
     chosen = chosen or [name for name in names if fnmatchcase(name, path)]
     if not chosen:
@@ -173,11 +172,11 @@ def earlier_versions(runs_dir: Path, name: str) -> list[tuple[Path, StepRecord]]
 # --------------------------------------------------------------- where the data of an earlier run came from
 @dataclass(frozen=True, kw_only=True)
 class PastStep:
-    """A step as it was run then. ``key`` is '' if unknown; ``needs`` are the steps before it."""
+    """A step as it was when an earlier run used it."""
 
     name: str
-    key: str = ""
-    needs: tuple[PastStep, ...] = ()
+    key: str = ""  # '': unknown
+    needs: tuple[PastStep, ...] = ()  # the steps before it
 
     def __str__(self) -> str:
         before = f" ({', '.join(map(str, self.needs))} before it)" if self.needs else ""
@@ -192,31 +191,34 @@ def past_step(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
         if source is None:
             return None
         name, _ = split_source(source.text)
-        made = _made(folder.path / "data", runs_dir, name)
-        return PastStep(name=name) if made is None else _past(name, made, runs_dir)
+        step_folder = _folder_of_origin(folder.path / "data", runs_dir, name)
+        return PastStep(name=name) if step_folder is None else _past(name, step_folder, runs_dir)
     return None
 
 
-def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
+def _folder_of_origin(pack: Path, runs_dir: Path, name: str) -> Path | None:
+    """Return the folder of the step ``name`` from whose output a pack was made, or None."""
     origin, steps = origin_of(pack), steps_dir(runs_dir)
     if origin is None or steps not in origin.parents:
         return None
-    made = steps / origin.relative_to(steps).parts[0]
-    return made if made.name.rpartition("-")[0] == name else None
+    folder = steps / origin.relative_to(steps).parts[0]
+    return folder if folder.name.rpartition("-")[0] == name else None
 
 
-def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
-    return PastStep(name=name, key=made.name.rpartition("-")[2], needs=tuple(_before(made, runs_dir)))
+def _past(name: str, folder: Path, runs_dir: Path) -> PastStep:
+    return PastStep(name=name, key=folder.name.rpartition("-")[2], needs=tuple(_steps_before(folder, runs_dir)))
 
 
-def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
-    record = read_record(made)
-    files_by_step: dict[str, dict[str, str]] = {}
+def _steps_before(folder: Path, runs_dir: Path) -> Iterator[PastStep]:
+    """Yield the steps whose outputs a step read, in the versions that have exactly these files."""
+    record = read_record(folder)
+    files_by_step: dict[str, dict[str, str]] = {}  # step → path of an output → sha256
     for label, sha256 in (record.inputs if record is not None else {}).items():
         if label.startswith(PREFIX):
             name, inside = split_source(label)
             files_by_step.setdefault(name, {})[inside] = sha256
     for name, files in files_by_step.items():
-        folders = (path for path, earlier in earlier_versions(runs_dir, name) if files.items() <= earlier.files.items())
+        versions = earlier_versions(runs_dir, name)
+        folders = (path for path, version in versions if files.items() <= version.files.items())
         past = next(folders, None)
         yield PastStep(name=name) if past is None else _past(name, past, runs_dir)

@@ -1,5 +1,7 @@
-"""Runs the program of one step in the project folder: its command line and environment, its output (secrets masked) in
-a log and on the terminal, and which files and variables it reads."""
+"""The program of one step, run in the project folder: its command line and environment, its output, and what it reads.
+
+The output goes to a log and the terminal, with secrets masked. An audit hook in Python processes notes what is read.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ _LINE_BYTES = 65_536
 
 
 class ProgramEnd(NamedTuple):
-    """The end of a program: what its Python processes read, and the record of its executable."""
+    """The end of a program."""
 
     exit_code: int
-    notes: Notes
-    executable: InputRecord
+    notes: Notes  # what its Python processes read
+    executable: InputRecord  # the record of its executable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class StepProgram:
         Raises StepError: its command line or environment can't be made; OSError: its log can't be written.
         """
         argv, observations = self._argv(), self.out.parent / "seal"
+        # the hook doesn't note the step's own folder and the files of Paceline
         skipped = [self.out.parent, *(HOME / name for name in PACKAGES if self.root != HOME)]
         own_zones = [(PROJECT, os.path.realpath(self.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
         zones = [*own_zones, *zones_of_host()]
@@ -70,8 +73,8 @@ class StepProgram:
             with self.log.open("a", encoding="utf-8") as log:
                 self._copy_output(child.stdout, log)
         except BaseException:
-            child.stdin.close()
-            child.wait()  # the caller removes its folder next
+            child.stdin.close()  # which ends the program
+            child.wait()  # the caller removes the program's folder next
             raise
         exit_code = child.wait()
         child.stdin.close()
@@ -105,8 +108,9 @@ class StepProgram:
         return [sys.executable, *words[1:]] if is_python(words[0]) else words
 
     def _environment(self, environ: Mapping[str, str], site: Path) -> dict[str, str]:
-        """Return a rank's environment plus ``site`` (the audit hook) and the project on PYTHONPATH, the step's
-        variables, and its arguments for bash. Raises StepError: a path contains PYTHONPATH's separator.
+        """Return a rank's environment with the step's variables, and the arguments of a line for bash.
+
+        PYTHONPATH begins with ``site`` (the audit hook). Raises StepError: a path contains PYTHONPATH's separator.
         """
         step = self.step
         for folder in (site, self.root):
@@ -117,20 +121,18 @@ class StepProgram:
                     hint=f"another name for the folder, or paths.runs=<a folder without {os.pathsep!r} in its path>",
                 )
         home = None if IS_INSTALLED or self.root == HOME else str(HOME)
-        path = (str(site), str(self.root), step.env.get("PYTHONPATH"), home)
+        python_path = (str(site), str(self.root), step.env.get("PYTHONPATH"), home)
         arguments: dict[str, str] = {}
         if isinstance(step.command, str):
             arguments = {**{name: _bash_text(value) for name, value in step.args.items()}, "out": str(self.out)}
         passed = {**rank_environment.inheritable(environ), **rank_environment.ALWAYS}
-        return {**passed, **arguments, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        return {**passed, **arguments, **step.env, "PYTHONPATH": os.pathsep.join(filter(None, python_path))}
 
     def _executable(
         self, name: str, env: Mapping[str, str], zones: Sequence[tuple[str, str]], notes: Path
     ) -> InputRecord:
-        """Record the executable if it lies outside of the project and the system; a line for bash names no single one.
-
-        It is recorded here because the audit hook runs in Python processes alone.
-        """
+        """Record the executable if it lies outside of the project and the system. A line for bash has no single one."""
+        # the audit hook can't note it, because the hook runs only in Python processes
         notes.mkdir()
         path = shutil.which(str(self.root / name) if "/" in name else name, path=env.get("PATH"))
         if path is not None and isinstance(self.step.command, tuple):
@@ -147,6 +149,7 @@ class StepProgram:
             )
 
     def _end_on_stop(self, stdin: IO[bytes]) -> None:
+        """Close the program's stdin when ``stop`` is set; its guard process then ends it."""
         while not stdin.closed:
             if self.stop.wait(0.1):
                 with suppress(OSError):

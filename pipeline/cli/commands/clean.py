@@ -294,7 +294,7 @@ def clean_steps(current: Session) -> None:
     """Remove outputs of steps. Raises PacelineError: one can't be removed."""
     graph = current.steps
     remove_leftovers([step_folders.steps_dir(graph.runs_dir)])
-    removable, staying = steps.unneeded(graph, current.config.data_dir)  # both: path → why
+    removable, staying = steps.find_unneeded(graph, current.config.data_dir)  # both: path → why
     for folder, why in staying.items():
         say(f"{folder.name} stays: {why}")
     if not removable:

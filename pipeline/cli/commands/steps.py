@@ -42,37 +42,37 @@ def make(current: Session, name: str) -> Path:
 
 def _out(graph: Graph, name: str) -> Path:
     """Return the folder of a made step's outputs."""
-    standing = graph.standing(name)
-    assert standing.made is not None, "make_all raises where it isn't"
-    return standing.made.out
+    status = graph.status(name)
+    assert status.made is not None, "make_all raises where it isn't"
+    return status.made.out
 
 
 def _state(graph: Graph, name: str) -> tuple[str, str]:
     """Return the state of a step and a remark: ``up to date`` and where, ``would run`` or ``can't run`` and why."""
     try:
-        standing = graph.standing(name)
+        status = graph.status(name)
     except UsageError as error:
         return "can't run", error.what
-    if standing.made is not None:
-        unkeyed = standing.made.record.dependencies.get("files") or {}  # files that it read without declaring them
+    if status.made is not None:
+        unkeyed = status.made.record.dependencies.get("files") or {}  # files that it read without declaring them
         more = f"; its key lacks {', '.join(map(str, unkeyed))}" if unkeyed else ""
-        return "up to date", relative(standing.made.folder) + more
-    return "would run", "; ".join(standing.why)
+        return "up to date", relative(status.made.folder) + more
+    return "would run", "; ".join(status.reasons)
 
 
 def why(current: Session, name: str) -> None:
     """Print why a step would run: what has changed since it was run last."""
     graph = current.steps
-    standing = graph.standing(name)
-    key = standing.key.short if standing.key is not None else None
+    status = graph.status(name)
+    key = status.key.short if status.key is not None else None
     if wants_json():
-        answer({"step": name, "key": key, "made": standing.made is not None, "why": standing.why})
+        answer({"step": name, "key": key, "made": status.made is not None, "why": status.reasons})
         return
-    if standing.made is not None:
-        say(f"step {name} is up to date: {relative(standing.made.folder)}")
+    if status.made is not None:
+        say(f"step {name} is up to date: {relative(status.made.folder)}")
         return
     say(f"step {name} would run:")
-    for line in standing.why:
+    for line in status.reasons:
         say(f"  {line}")
     for before in graph.order([name])[:-1]:
         say(f"step {before}: {': '.join(_state(graph, before))}")

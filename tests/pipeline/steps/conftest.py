@@ -39,12 +39,12 @@ class StepProject:
         return make_all(self.graph(**composed), names, self.said.append, at_once=at_once)
 
     def out(self, name: str, **composed: Any) -> Path:
-        made = self.graph(**composed).standing(name).made
+        made = self.graph(**composed).status(name).made
         assert made is not None
         return made.out
 
     def why(self, name: str, **composed: Any) -> tuple[str, ...]:
-        return self.graph(**composed).standing(name).why
+        return self.graph(**composed).status(name).reasons
 
     @property
     def left(self) -> list[str]:

@@ -77,7 +77,7 @@ def test_a_circle_is_told_as_one(project: StepProject) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
         project.step(name, f"{{command: [x], inputs: ['step:{other}'], outputs: [x]}}")
     with pytest.raises(StepError, match="steps need each other: b → c → a → b"):
-        project.graph().standing("b")
+        project.graph().status("b")
 
 
 @pytest.mark.parametrize("name", ["with space", "ä", "a.b", "-x", "x" * 65])
@@ -102,7 +102,7 @@ def test_an_output_that_isnt_there_is_refused_with_those_that_are(project: StepP
     project.step("b", "{command: [x], inputs: ['step:a/y.txt'], outputs: [x]}")
     project.make("a")
     with pytest.raises(StepError, match=r"step:a/y.txt: the step has no such output; did you mean x.txt\?"):
-        project.graph().standing("b")
+        project.graph().status("b")
 
 
 @pytest.mark.parametrize(("function", "shown"), [(lambda: 0, "<lambda>"), (partial(print), "<partial>")])

@@ -52,10 +52,10 @@ def test_an_edit_of_what_a_command_names_gives_another_key(
     for name, text in FILES.items():
         project.write(name, text)
     declare(project, command)
-    before = project.graph().standing("a").key
+    before = project.graph().status("a").key
     assert before is not None
     project.write(edited, "VALUE = 2\n")
-    after = project.graph().standing("a").key
+    after = project.graph().status("a").key
     assert after is not None
     assert before.digest != after.digest
     assert bool(before.parts["environment"]) == ("python" in str(command) or edited == "k.py")
@@ -68,9 +68,9 @@ def test_python_files_among_the_inputs_count_with_what_they_import(
     for name, text in FILES.items():
         project.write(name, text)
     declare(project, command, "k.py")
-    before = project.graph().standing("a").key
+    before = project.graph().status("a").key
     project.write("lib2/helper.py", "VALUE = 2\n")
-    assert project.graph().standing("a").key != before
+    assert project.graph().status("a").key != before
 
 
 @pytest.mark.parametrize(("script", "files"), [("k.py", ["k.py", "near.py"]), ("a/k.py", ["a/k.py", "a/near.py"])])
@@ -80,7 +80,7 @@ def test_files_that_a_script_imports_count_by_their_paths_in_the_project(
     for name in files:
         project.write(name, "" if name.endswith("near.py") else "import near\n")
     declare(project, f"python {script}")
-    key = project.graph().standing("a").key
+    key = project.graph().status("a").key
     assert key is not None
     assert [*key.parts["code"]] == files
 
@@ -89,9 +89,9 @@ def test_files_that_a_script_imports_count_by_their_paths_in_the_project(
 def test_what_is_only_written_to_counts_nothing(project: StepProject, command: str) -> None:
     declare(project, command)
     project.write("made.txt", "1")
-    before = project.graph().standing("a").key
+    before = project.graph().status("a").key
     project.write("made.txt", "2")
-    assert project.graph().standing("a").key == before
+    assert project.graph().status("a").key == before
 
 
 @pytest.mark.slow

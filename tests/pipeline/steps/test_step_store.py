@@ -69,14 +69,14 @@ def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_bei
     with pytest.raises(PacelineError, match="exit code 3"):
         project.make("bad")
     project.write("runs/steps/notes/of_a_person.txt", "")
-    going, staying = graph.unneeded(project.graph(), project.root / "data")
+    going, staying = graph.find_unneeded(project.graph(), project.root / "data")
     reasons = sorted((path.name.rpartition("-")[0], why) for path, why in going.items())
     damaged = ("good", "its step.json is gone or damaged")
     assert reasons == [("bad", "the log of a failed step"), damaged, ("good", "nothing needs it")]
     assert [*staying.values()] == ["it is up to date"]
     (log,) = (path for path in going if path.suffix == ".log")
     with held(step_folders.lock_of(log.with_suffix(""))):
-        assert log not in graph.unneeded(project.graph(), project.root / "data")[0]
+        assert log not in graph.find_unneeded(project.graph(), project.root / "data")[0]
         assert not graph.remove(log)
     assert all(graph.remove(path) for path in going)
     assert project.left == sorted([next(iter(staying)).name, "notes"])
@@ -89,4 +89,4 @@ def test_clean_leaves_what_the_data_of_a_script_leads_to(project: StepProject, i
     project.make("one", seed=1)
     out, data_dir = project.out("one", seed=1), project.root / "data"
     trees.tree([DataPath("program.data", out / inside)], data_dir).create()
-    assert graph.unneeded(project.graph(), data_dir) == ({}, {out.parent: "a data pack was made of it"})
+    assert graph.find_unneeded(project.graph(), data_dir) == ({}, {out.parent: "a data pack was made of it"})
