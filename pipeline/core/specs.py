@@ -1,7 +1,7 @@
 """The plain data types that all modules of the controller half share: hosts, cluster, plan, run states.
 
-Standard library only, and no effects: ``pipeline.config`` makes a ``Cluster`` of the configuration,
-``pipeline.cluster.plan`` makes a ``LaunchPlan`` of it.
+``pipeline.config`` makes a ``Cluster`` of the configuration, ``pipeline.cluster.plan`` a ``LaunchPlan`` of the cluster.
+A run's *key* is a digest of all that the run is made of. An *attempt* is one try to finish the run.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class LaunchSettings:
         connect_timeout_s: how long ssh may take to reach a host the first time; a refusal is reported at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
         collective_timeout_s: ranks that wait longer for each other in one collective operation give up.
-        stall_s: when no rank has made a step for this long (or for ten times a usual step), the rank for which the
-            others wait is named and the run is ended.
+        stall_s: when no rank has made progress for this long (or for ten times what steps have taken), the rank for
+            which the others wait is named and the run is ended.
         min_nodes: with trainer.shards, the fewest nodes on which a run continues after it lost hosts and has no spare
             left; 0: it needs all of them.
         checkpoint_fetch_s: the shortest time between two fetches of new checkpoints during a run; 0: only at its end.

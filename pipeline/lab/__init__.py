@@ -124,6 +124,7 @@ def up(root: Path, hosts: int) -> Lab:
                 f"lab: a lab of {counted(len(lab.hosts), 'host')} runs here already, and not one of {hosts}",
                 hint=f"doit lab --down && doit lab --hosts {hosts}",
             )
+        # repair it: a test may have cut links, and an ssh server may have been killed
         for host in lab.hosts:
             network.restore(lab, host.name)
             if host.sshd_pid is None:

@@ -1,7 +1,8 @@
 """The state of a run that the live view draws, and how it changes by events and by the files of the run folder.
 
 ``after`` is pure: it returns a new state for a state, an event and the current time, which the caller passes in. A
-``RunPicture`` holds the newest state, and also reads metrics and checkpoints from the run folder.
+``RunPicture`` holds the newest state, and also reads metrics and checkpoints from the run folder. A *beat* is what a
+node reports each second: step and phase of each rank, and how busy the host is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run attempts on hosts that the configuration names, over any ``Transport`` (local, pssh, mpi).
 
 ``cluster/attempt`` calls it. Each operation is one request to the node agents of all hosts at once; only ``follow`` and
-``collect`` have a connection of their own to each host.
+``collect`` have a connection of their own to each host. A *start* is one launch of torchrun on all nodes.
 """
 
 from __future__ import annotations

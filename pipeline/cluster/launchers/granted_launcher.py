@@ -81,7 +81,7 @@ class GrantedLauncher:
             self._submit(spec, modules, say)
             is_granted = self._wait(say, check)
         names = own_names = [str(fact["host"]) for fact in self._reported_facts()]
-        if self.scheduler.node_prefix:  # short names, such as pod0, and say once whose they are
+        if self.scheduler.node_prefix:  # messages use short names; this line says once which node each one is
             nodes = self._poll().nodes
             names = [f"{self.scheduler.node_prefix}{number}" for number in range(self.cluster.nnodes)]
             pairs = zip(names, own_names, strict=True)

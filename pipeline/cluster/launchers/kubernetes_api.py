@@ -149,10 +149,7 @@ class Api:
         return items or []
 
     def _object(self, field: str, method: Callable[..., Any], *args: Any, **options: Any) -> Object:
-        """Return the object in the answer, which must have this field.
-
-        Raises UnansweredError: the answer is something else, such as the login page of a proxy.
-        """
+        """Return the object in the answer, which must have this field. Raises UnansweredError: a proxy's login page."""
         text = self._call(method, *args, **options)
         try:
             answer = json.loads(text)

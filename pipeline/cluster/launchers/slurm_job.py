@@ -255,10 +255,7 @@ def waiting(job: ShownJob, place: str) -> str:
 
 
 def why_it_ended(restart: int, now: ShownJob, output: Sequence[str]) -> Outcome:
-    """Return what Slurm did to a job in which a start ended badly.
-
-    ``restart``: the restart of the job in which that start ran. ``output``: the last lines of the job's output.
-    """
+    """Return what Slurm did to a job in whose ``restart`` a start failed. ``output``: the last lines of its output."""
     errors = "".join(f"\n  {line}" for line in slurm_errors(output))
     name, goes_on = f"job {now.id}", "the run will start again there"
     # requeued, or about to be
@@ -307,6 +304,7 @@ class SlurmState(JobState):
 
 def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None) -> SlurmState:
     """Return the state of ``job``. ``place``: its place in the queue. ``before``: the state at an earlier poll."""
+    # for how long it has waited for the same reason: a reason that soon passes needs no warning
     since = time.monotonic()
     if isinstance(before, SlurmState) and before.reason == now.reason:
         since = before.reason_since

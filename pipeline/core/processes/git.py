@@ -82,8 +82,5 @@ def refusal(folder: Path) -> str | None:
 
 
 def without_checkout(repository: Path) -> dict[str, str]:
-    """Return variables with which git uses the git folder ``repository`` alone.
-
-    The git folder of a submodule names its work tree, without which git would fail if it was removed.
-    """
+    """Return variables with which git uses the git folder ``repository`` alone, even if its work tree is gone."""
     return {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(repository)}

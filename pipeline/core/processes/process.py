@@ -227,7 +227,7 @@ def attached(
                 return child.wait(timeout=0.1)
             meanwhile(child.pid)
         return child.wait()
-    except BaseException:
+    except BaseException:  # also a Ctrl-C: the child must not stay behind
         child.send_signal(signal.SIGTERM)
         try:
             child.wait(timeout=60.0)

@@ -132,8 +132,9 @@ class Interruptible:
     def __enter__(self) -> Interruptible:
         check()
         if threading.current_thread() is threading.main_thread():
-            wanted = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-            self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+            # a signal that is ignored stays so: nohup ignores SIGHUP
+            numbers = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._on_signal) for number in numbers}
         return self
 
     def __exit__(
@@ -147,7 +148,7 @@ class Interruptible:
             raise killed from None
 
     def killed(self, error: BaseException | None) -> Killed | None:
-        """Return the error with which the block ends, whose body ``error`` has ended; None if no signal came."""
+        """Return the error to raise at the end of the block, whose body ended with ``error``; None: no signal came."""
         if isinstance(error, Killed):  # a nested block raised it
             return error
         if self._first is None and not self._stopped:

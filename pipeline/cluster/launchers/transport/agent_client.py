@@ -1,7 +1,7 @@
 """Requests to the node agents on all hosts of a cluster at once, and how their content follows from cluster and plan.
 
-``AgentLauncher`` uses the ``AgentClient``; the functions below it make the requests. What a run claims on its hosts is
-explained in docs/sharing-hosts.md.
+``AgentLauncher`` uses the ``AgentClient``; the functions below it make the requests. A *claim* is written on the host:
+it names the GPUs or cores that a run computes on, so that other runs there wait or are refused (docs/sharing-hosts.md).
 """
 
 from __future__ import annotations

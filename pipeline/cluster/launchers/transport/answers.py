@@ -108,10 +108,7 @@ def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
 def parse_stream(
     line: bytes, token: str, host: str, now: float
 ) -> Lines | NodeBeat | NodeExamination | NodeExit | NodeLost | None:
-    """Parse one line of a live stream; None: it isn't the agent's, or it is cut.
-
-    ``now``: the controller's unix time, by which times of the node's clock are converted.
-    """
+    """Parse a line of a live stream; None: it isn't the agent's, or it is cut. ``now``: the controller's unix time."""
     value = parse(line, token) if line.endswith(b"\n") else None
     if value is None:
         return None

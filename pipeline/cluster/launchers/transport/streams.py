@@ -2,7 +2,7 @@
 
 Each node has a connection of its own: a child process such as ssh, and two threads that read from it. When a connection
 breaks, they reconnect and continue at the byte where they were, so that no line is lost. In the other direction a beat
-each second renews the node's lease.
+each second renews the node's lease: the time without a beat after which a node ends its ranks by itself.
 """
 
 from __future__ import annotations
