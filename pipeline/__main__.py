@@ -41,7 +41,7 @@ from pipeline.config.overrides.words import for_hydra  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError  # noqa: E402
 from pipeline.core.processes import signals  # noqa: E402
-from pipeline.core.redact import by_environment  # noqa: E402
+from pipeline.core.redact import move_to_environment  # noqa: E402
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 composing.register()
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     logging.raiseExceptions = False  # else Hydra's --info prints a traceback for each line that `| head` doesn't read
     unexpected.keep_in(runs_dir_before_composing())
     # Hydra writes its words to multirun.yaml: secrets among them are replaced by references to variables
-    sys.argv[1:], by_variable = by_environment(sys.argv[1:])
+    sys.argv[1:], by_variable = move_to_environment(sys.argv[1:])
     os.environ.update(by_variable)
     refuse_another_clone()
     words = checked_words()

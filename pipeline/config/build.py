@@ -31,7 +31,7 @@ from pipeline.core import program as programs
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.core.program import Program
-from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
+from pipeline.core.redact import HIDDEN, hide, mask_word, placeholders, secret_values, without_secrets
 from pipeline.core.specs import Cluster
 from pipeline.keys import content_key, rank_environment
 from pipeline.keys.content_key import canonical_config, with_sorted_arguments
@@ -67,7 +67,7 @@ class RunConfig:
 
     def shown_words(self, words: Iterable[str]) -> tuple[str, ...]:
         """Mask the run's secrets in words of the command line."""
-        return tuple(in_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
+        return tuple(mask_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
 
     @property
     def canonical(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[
 def stored_overrides(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
     """Return the overrides with placeholders for secrets, and without those of the section ``notify``."""
     kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
-    return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
+    return tuple(mask_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
 
 
 def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from pipeline.cluster.validation import visible_gpus, why_unfit
 from pipeline.config.schema import encodable, typed
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
-from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
+from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split_secrets, without_secrets
 from pipeline.core.specs import Cluster, Host, unfit_name
 
 HOSTS = "hosts"
@@ -162,7 +162,7 @@ def _host(
                 f"cluster.env.PYTHONPATH names {folder}, and there is no folder {root / folder}",
                 hint="a folder relative to the project, or an absolute path",
             )
-    shown, secret = split(env, secrets, cluster.secrets or ())
+    shown, secret = split_secrets(env, secrets, cluster.secrets or ())
     return Host(
         name=entry.name,
         nproc_per_node=entry.nproc_per_node or nproc_per_node,

@@ -125,9 +125,9 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             raise no_value(field)
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
     # after resolving, the value of ${oc.env:TOKEN} is plain text; its occurrences are marked, so that it gets masked
-    names = redact.referenced(OmegaConf.to_container(config, resolve=False))
+    names = redact.referenced_secrets(OmegaConf.to_container(config, resolve=False))
     values = [value for name in names if (value := os.environ.get(name)) and redact.needs_masking(name, value)]
-    marked = redact.marked(container, values) if values else container
+    marked = redact.mark_secrets(container, values) if values else container
     return {str(key): value for key, value in marked.items()}
 
 

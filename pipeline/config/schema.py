@@ -239,7 +239,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
         if not isinstance(value, str):
             continue
         if not name.startswith("program.args") and any(mark < " " or mark == "\x7f" for mark in value):
-            raise UsageError(f"{redact.in_field(name, value)} holds a control character; take it out")
+            raise UsageError(f"{redact.mask_field(name, value)} holds a control character; take it out")
         encodable(name, value)
 
 

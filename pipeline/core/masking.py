@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
-from pipeline.core.redact import hide, of_environment, secrets_in
+from pipeline.core.redact import hide, secrets_in, secrets_of_environment
 
 _secrets: set[str] = set()
 _lost_output_handlers: list[Callable[[BaseException], bool]] = []  # at most one
@@ -28,7 +28,7 @@ def begin() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    remember((*secrets_in(sys.argv[1:]), *of_environment(os.environ)))
+    remember((*secrets_in(sys.argv[1:]), *secrets_of_environment(os.environ)))
     if not isinstance(sys.stdout, _Masked):
         sys.stdout = cast(TextIO, _Masked(sys.stdout))
         sys.stderr = cast(TextIO, _Masked(sys.stderr, is_last=True))

@@ -110,13 +110,13 @@ def hide(text: str, values: Collection[str] = ()) -> str:
     return text
 
 
-def of_environment(environment: Mapping[str, str]) -> frozenset[str]:
+def secrets_of_environment(environment: Mapping[str, str]) -> frozenset[str]:
     """Return the secrets in a process environment, which libraries may quote in messages."""
     named = {value for name, value in environment.items() if is_secret_name(name)}
     return frozenset(value for value in named if len(value) >= ANYWHERE)
 
 
-def in_forms(value: str) -> Iterator[str]:
+def secrets_by_form(value: str) -> Iterator[str]:
     """Yield the parts that are secret by their form, such as ``me:pw`` and ``pw`` of ``https://me:pw@host``."""
     if _is_plain(value):
         return
@@ -158,23 +158,23 @@ def _bounded(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------- words of a command line
-_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")  # written by by_environment
+_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")  # written by move_to_environment
 _REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
 _PAIR = re.compile(  # in Hydra's {…}
     r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
 )
 
 
-def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
+def mask_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
     """Mask the secrets of a command-line argument: ``values``, and values of ``names`` (those in ``cluster.secrets``).
 
-    ``${oc.env:NAME}`` is no secret and stays. Only a reference written by ``by_environment`` is masked, because its
-    variable exists in one process alone.
+    ``${oc.env:NAME}`` is no secret and stays. Only a reference written by ``move_to_environment`` is masked, because
+    its variable exists in one process alone.
     """
     return hide(_OWN_REFERENCE.sub(HIDDEN, _masked(word, names)[0]), values)
 
 
-def in_field(field: str, value: str) -> str:
+def mask_field(field: str, value: str) -> str:
     """Return ``field='value'`` for messages; a field with a secret is masked as a whole."""
     is_secret = isinstance(value, Secret) or _masked(f"{field}={value}", ())[1]
     return f"{field}={HIDDEN if is_secret else hide(repr(value))}"
@@ -186,10 +186,10 @@ def secrets_in(words: Iterable[str]) -> frozenset[str]:
     names = {name for word in arguments for name in _secret_names(word)}
     values = {value for word in arguments for value in _masked(word, names)[1]}
     parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= ANYWHERE}
-    return frozenset(values | parts).union(*map(in_forms, arguments))
+    return frozenset(values | parts).union(*map(secrets_by_form, arguments))
 
 
-def restored(word: str, values: Mapping[str, str]) -> str:
+def restore_secrets(word: str, values: Mapping[str, str]) -> str:
     """Replace the placeholders in a stored override with ``values``: variable name → value in Hydra's syntax.
 
     ``cluster.env.API_TOKEN=***`` takes the value of API_TOKEN, ``cluster.env.PROXY=http://***@host`` that of PROXY.
@@ -206,7 +206,7 @@ def restored(word: str, values: Mapping[str, str]) -> str:
     return f"{key}={_PAIR.sub(with_value, value)}"
 
 
-def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+def move_to_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Replace secrets in arguments by references to variables, because process lists show arguments.
 
     Returns the arguments for a child's command line, and the variables that its environment needs (name → secret).
@@ -218,17 +218,17 @@ def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
         environment[name] = _unquoted(value)
         return f"'${{oc.env:{name}}}'"
 
-    def moved(name: str, value: str) -> str:
-        return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
+    def replaced(name: str, value: str) -> str:
+        return value if mask_word(f"{name}={value}") == f"{name}={value}" else reference(value)
 
     arguments = []
     for word in words:
         key, equals, value = word.partition("=")
-        if in_word(word) == word or not equals:
+        if mask_word(word) == word or not equals:
             arguments.append(word)
         elif "{" in value:  # a dictionary in Hydra's syntax: only its secret values
-            moved_pairs = _PAIR.sub(lambda pair: pair[1] + pair[2] + moved(pair[1], pair[3].strip()), value)
-            arguments.append(f"{key}={moved_pairs}")
+            pairs = _PAIR.sub(lambda pair: pair[1] + pair[2] + replaced(pair[1], pair[3].strip()), value)
+            arguments.append(f"{key}={pairs}")
         else:
             arguments.append(f"{key}={reference(value)}")
     return arguments, environment
@@ -275,18 +275,18 @@ def _unquoted(value: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------- configuration
-def referenced(raw: Any) -> set[str]:
+def referenced_secrets(raw: Any) -> set[str]:
     """Return the variables with secret names that an unresolved configuration reads from the environment."""
     texts = (value for _, value in _leaves(raw, ()) if isinstance(value, str))
     return {name for text in texts for name in _REFERENCED.findall(text) if is_secret_name(name)}
 
 
-def marked(resolved: Any, values: Collection[str]) -> Any:
+def mark_secrets(resolved: Any, values: Collection[str]) -> Any:
     """Wrap each text of the configuration that contains one of ``values`` in Secret."""
     if isinstance(resolved, Mapping):
-        return {name: marked(inner, values) for name, inner in resolved.items()}
+        return {name: mark_secrets(inner, values) for name, inner in resolved.items()}
     if isinstance(resolved, list):
-        return [marked(inner, values) for inner in resolved]
+        return [mark_secrets(inner, values) for inner in resolved]
     if not isinstance(resolved, str):
         return resolved
     parts = {value for value in values if value == resolved or (len(value) >= ANYWHERE and value in resolved)}
@@ -307,7 +307,7 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
             continue
         if _is_secret_field(path, text, names):
             values.update(_parts(text))
-        values.update(in_forms(text))
+        values.update(secrets_by_form(text))
     return frozenset(values)
 
 
@@ -365,7 +365,7 @@ def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: fr
     return hide(value, [text for text in values if len(text) >= ANYWHERE])
 
 
-def split(
+def split_secrets(
     env: Mapping[str, str], values: Collection[str], names: Collection[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Split a host's environment into ``Host.env`` (all variables, secrets masked) and ``Host.secrets``."""
@@ -373,10 +373,10 @@ def split(
     return shown, {name: value for name, value in env.items() if shown[name] != value}
 
 
-def hidden_by(shown: Mapping[str, str], secrets: Mapping[str, str]) -> frozenset[str]:
-    """Return the texts that must be masked in the ranks' output, for the two results of ``split``."""
+def texts_to_mask(shown: Mapping[str, str], secrets: Mapping[str, str]) -> frozenset[str]:
+    """Return the texts that must be masked in the ranks' output, for the two results of ``split_secrets``."""
     whole = {part for name, value in secrets.items() if shown.get(name) == HIDDEN for part in _parts(value)}
-    return frozenset(whole.union(*(in_forms(value) for value in secrets.values())))
+    return frozenset(whole.union(*(secrets_by_form(value) for value in secrets.values())))
 
 
 def _parts(value: str) -> frozenset[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.core.files import sha256_text
 from pipeline.core.printable import hydra_value, printable, shell_word
-from pipeline.core.redact import in_forms, is_secret_name
+from pipeline.core.redact import is_secret_name, secrets_by_form
 from trainers.observation.input_changes import host_identity
 
 _OF_USER = ("USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ")
@@ -107,7 +107,7 @@ def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> d
         if matches(name, NEEDED)
         and not matches(name, _DIFFER_BETWEEN_SHELLS)
         and not is_secret_name(name)
-        and not any(in_forms(value))
+        and not any(secrets_by_form(value))
     }
     return {**hashed, **dict.fromkeys(keyed)}
 
@@ -154,7 +154,7 @@ def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Map
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
     """Return the message that these (name, value) don't reach the ranks, with the overrides that pass them on."""
-    hidden = {name for name, value in variables if is_secret_name(name) or any(in_forms(value))}
+    hidden = {name for name, value in variables if is_secret_name(name) or any(secrets_by_form(value))}
     assignments = ", ".join(f"{name}={'…' if name in hidden else _shown(value)}" for name, value in variables)
     values = {name: hydra_value(value) for name, value in variables}
     values |= {name: f"'${{oc.env:{name}}}'" for name in hidden}  # Hydra reads the variable: no secret is typed

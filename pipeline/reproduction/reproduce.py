@@ -104,7 +104,7 @@ def reproduce(
         for item in _topology_changes(recipe, words, root):
             say(f"  topology     {item}; other ranks, other weights")
         where = [f"paths.runs={hydra_quoted(str(runs_dir))}", f"paths.data={hydra_quoted(str(data_dir.absolute()))}"]
-        words, secrets = redact.by_environment(words)
+        words, secrets = redact.move_to_environment(words)
         origin = "the run's own copy of its code, which is not from a commit"
         if recipe.commit is not None:
             origin = f"{recipe.commit[:10]}{' with its patch' if recipe.patch else ''}"
@@ -193,7 +193,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
     hidden = [word for word in conf_files.own_words(recipe.provenance.get("defaults") or {}) if redact.HIDDEN in word]
     words = [*hidden, *recipe.provenance["overrides"]]
-    return [redact.restored(word, values) for word in words if not _is_of(word, replaced)]
+    return [redact.restore_secrets(word, values) for word in words if not _is_of(word, replaced)]
 
 
 def _refuse_missing_secrets(recipe: Recipe, overrides: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from pipeline.core.files import (
     write_json,
 )
 from pipeline.core.processes import git
-from pipeline.core.redact import hide, in_word
+from pipeline.core.redact import hide, mask_word
 from trainers.contract import run_folder
 from trainers.contract.host_facts import HostFacts
 from trainers.contract.records import as_json
@@ -262,7 +262,7 @@ class Provenance:
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "overrides": [*map(in_word, self.overrides)]}
+        return {**asdict(self), "overrides": [*map(mask_word, self.overrides)]}
 
     def write(self, run_dir: Path, patch: bytes) -> None:
         """Write provenance.json and the patch. Raises OSError."""
@@ -297,7 +297,7 @@ def collect(
         git_prefix=(prefix or "").removesuffix("\n"),
         patch_sha256=sha256_bytes(patch),
         left_out=left_out,
-        command=shlex.join(map(in_word, argv)),
+        command=shlex.join(map(mask_word, argv)),
         controller=platform.node(),
         python=platform.python_version(),
         lock_sha256=sha256_file(root / LOCK) if (root / LOCK).is_file() else None,

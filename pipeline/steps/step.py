@@ -306,12 +306,12 @@ def _plain(value: Any) -> Any:
 
 def _secrets(written: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
     """Return the secrets of a step: texts that its key, folder and log may not contain."""
-    of_variables = {name: os.environ[name] for name in redact.referenced(written) if os.environ.get(name)}
+    of_variables = {name: os.environ[name] for name in redact.referenced_secrets(written) if os.environ.get(name)}
     env = fields.get("env")
     env_items = env.items() if isinstance(env, Mapping) else ()  # another type is refused later
     of_env = {str(name): str(value) for name, value in env_items if redact.is_secret_name(str(name))}
     pairs = [*of_variables.items(), *of_env.items()]
     values = {text for name, text in pairs if redact.needs_masking(name, text)}
     # logins in addresses and the like, which are secret whatever their names are
-    by_form = {part for text in texts(fields) for part in redact.in_forms(text)}
+    by_form = {part for text in texts(fields) for part in redact.secrets_by_form(text)}
     return frozenset(values | by_form | redact.secret_values(composed))

@@ -21,7 +21,7 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.core import documents
 from pipeline.core.errors import UsageError
 from pipeline.core.files import sha256_text, write_json_in
-from pipeline.core.redact import hide, of_environment, without_secrets
+from pipeline.core.redact import hide, secrets_of_environment, without_secrets
 from pipeline.runs.folder import SWEEPS
 from trainers.contract import run_folder
 
@@ -165,7 +165,7 @@ def sqlite_path(uri: str) -> Path | None:
 def redact(text: str) -> str:
     """Return ``text`` without credentials in addresses, and without the values of the environment's secrets."""
     mlflow_secrets = {value for name in _SECRET_VARIABLES if (value := os.environ.get(name))}
-    return hide(text, mlflow_secrets | of_environment(os.environ))
+    return hide(text, mlflow_secrets | secrets_of_environment(os.environ))
 
 
 def shown(uri: str) -> str:

@@ -12,7 +12,7 @@ from pipeline.config.build import RunConfig, build, stored_config
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core import masking, redact
 from pipeline.core.errors import UsageError
-from pipeline.core.redact import hide, in_word, is_secret_name, without_secrets
+from pipeline.core.redact import hide, is_secret_name, mask_word, without_secrets
 from pipeline.keys.content_key import topology
 
 GITHUB = "ghp_" + "a1B2" * 9  # of the form alone
@@ -99,7 +99,7 @@ def test_a_known_value_is_found_however_it_is_spelled_and_a_short_one_as_a_word_
     ],
 )
 def test_words_of_a_command_line_are_shown_alike(word: str, shown: str) -> None:
-    assert in_word(word, ["known-value"]) == shown
+    assert mask_word(word, ["known-value"]) == shown
 
 
 def test_ranks_get_the_values_and_everything_else_the_placeholder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_number_that_counts_tokens_is_a_setting(words: str) -> None:
     typed = ["program=script", "program.script=train.py", f"program.args={words}"]
     resolved = resolve(compose_config(typed))
     assert stored_config(resolved, redact.secret_values(resolved))["program"]["args"] == resolved["program"]["args"]
-    assert [redact.in_word(word) for word in typed] == typed
+    assert [redact.mask_word(word) for word in typed] == typed
 
 
 def test_the_option_of_a_script_that_holds_a_secret_is_named() -> None:
@@ -205,13 +205,13 @@ def test_a_secret_among_words_of_a_command_line_is_known_by_its_option(args: lis
 
 def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
     values = {"API_TOKEN": "'${oc.env:API_TOKEN}'"}
-    assert redact.restored("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
-    assert redact.restored("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
+    assert redact.restore_secrets("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
+    assert redact.restore_secrets("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
         "++cluster.env={A: 1, API_TOKEN: '${oc.env:API_TOKEN}'}"
     )
-    assert redact.restored("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
+    assert redact.restore_secrets("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
     told = ["seed=1", "cluster.env.API_TOKEN='a b'", "x={A_TOKEN: abcd, B: 2}"]
-    words, environment = redact.by_environment(told)
+    words, environment = redact.move_to_environment(told)
     assert words == [
         "seed=1",
         "cluster.env.API_TOKEN='${oc.env:PACELINE_TOLD_0}'",

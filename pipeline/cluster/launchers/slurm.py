@@ -22,7 +22,7 @@ from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig, sru
 from pipeline.cluster.launchers.slurm_job import Queue, state_of
 from pipeline.cluster.launchers.transport.payload import BOOTSTRAP
 from pipeline.core.errors import PacelineError
-from pipeline.core.redact import hidden_by, rules
+from pipeline.core.redact import rules, texts_to_mask
 from pipeline.core.specs import Cluster
 from pipeline.runs import journal
 from trainers.contract.records import as_json
@@ -185,7 +185,7 @@ class SlurmScheduler(Scheduler):
 
     def submit(self, cluster: Cluster, spec: AttemptSpec, folder: JobFolder, request: JobRequest) -> GrantedJob:
         """Submit a job. Secret variables, and the rules that mask them, go into its environment and so into no file."""
-        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
+        hidden = frozenset[str]().union(*(texts_to_mask(host.env, host.secrets) for host in cluster.hosts))
         secrets = Secrets(dict(cluster.hosts[0].secrets), rules(hidden))
         text = _script_of(cluster, spec.run_key, spec.run_dir, folder.path.name, spec.pack)
         folder.make(text, request._replace(has_secrets=any(secrets)), cluster.nnodes)

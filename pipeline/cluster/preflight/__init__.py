@@ -151,7 +151,7 @@ class Occupation:
 
 
 def occupied(cluster: Cluster, facts: Sequence[HostFacts], attempts: str) -> list[Occupation]:
-    """Return the hosts that others use. ``attempts``: prefix of the run ids of this run's own attempts; '': it has none."""
+    """Return the hosts that others use. ``attempts``: the prefix of the run ids of this run's own attempts, or ''."""
     occupations = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
         own_claim = claim(cluster, host, attempts, "")

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import expanded
-from pipeline.core.redact import hide, of_environment
+from pipeline.core.redact import hide, secrets_of_environment
 from trainers.core.errors import install
 
 WEB = ("http", "https")
@@ -125,7 +125,7 @@ def refuse_protocol(source: str) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return a driver's error on one line without secrets; each driver has its own error classes."""
-    text = hide(str(error), of_environment(os.environ))
+    text = hide(str(error), secrets_of_environment(os.environ))
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 

@@ -32,7 +32,7 @@ from pipeline.cluster.launchers.settings import SHARE, WHEN_BUSY_HINT, busy_poli
 from pipeline.cluster.launchers.transport.answers import Answer, parse_answer, received_bytes
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.errors import HostError
-from pipeline.core.redact import hidden_by, rules
+from pipeline.core.redact import rules, texts_to_mask
 from pipeline.core.specs import Cluster, Host, LaunchPlan
 from pipeline.core.tables import counted, first_of
 from pipeline.keys import rank_environment
@@ -238,7 +238,7 @@ def start_request(
     ``pack_digest``: '': the run needs no data. ``registry``: as in ``probe_request``. ``slow_s``: time of a slow login.
     """
     hosts = {host.label: host for host in cluster.hosts}
-    hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in cluster.hosts))
+    hidden = frozenset[str]().union(*(texts_to_mask(host.env, host.secrets) for host in cluster.hosts))
     request = job_start_request(plan, registry, keeps_run_dir=capabilities(cluster).shares_run_dir)
     nodes = [
         node._replace(

@@ -96,7 +96,7 @@ def receive(source: Source, run_dir: Path, *, final: bool, outputs: Outputs = TR
         if not outputs.whole:
             _drop_older(run_dir, received)
     except _FAILURES as error:
-        _raise_if_final(error, host, run_dir, final=final)
+        _raise_unless_retried(error, host, run_dir, final=final)
         return Received(is_complete=False)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -128,7 +128,7 @@ def receive_others(plan: LaunchPlan, sources: Mapping[str, Source], run_dir: Pat
     return notes
 
 
-def _raise_if_final(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
+def _raise_unless_retried(error: Exception, host: str, run_dir: Path, *, final: bool) -> None:
     """Raise what ``receive`` raises for a failed fetch; return if a later fetch may succeed."""
     if final and isinstance(error, _CONNECTION_ERRORS):
         hint = f"the same command once {host} answers; it fetches them, and nothing is trained again"
