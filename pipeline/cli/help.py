@@ -25,18 +25,11 @@ from pipeline.core.places import HOME, IS_INSTALLED
 
 _MAX_COLUMNS = 110
 _HELP_FLAGS = ("-h", "--help")
-_RUN = (
-    "usage: doit run [-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT.py [ARGUMENT …]",
-    "",
-    "Train with a script as one process, as python SCRIPT.py ARGUMENT … does; what is finished isn't repeated. What "
-    "follows the script is the script's, which starts where this is typed, in a copy of the project. Several ranks: "
-    "doit torchrun.",
-    "",
-    "Examples:",
-    "  doit run train.py --lr 0.1",
-    "  doit run --sweep lr=0.1,0.01 train.py --epochs 3",
-    "  doit why run train.py --lr 0.1",
-)
+_LINE_OPTIONS = {
+    "-m": "SCRIPT.py is the name of a module, as for python -m",
+    "--cluster NAME": "where it runs: a file of conf/cluster",
+    "--sweep NAME=VALUES": "trials: --sweep lr=0.1,0.01 replaces the script's --lr by each value",
+}
 _ABOUT_EXPERIMENTS = "A recipe: options and fields that go together. Words on the command line win."
 """The line about the group ``experiment``, which has no settings class."""
 
@@ -47,7 +40,7 @@ def requested(argv: Sequence[str]) -> str | None:
     Raises UsageError: they ask for help about a command that doesn't exist.
     """
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
-    if argv[:1] == ["--version"]:
+    if argv[:1] in (["--version"], ["-V"], ["version"]):
         return version()
     if words[:1] == ["help"] and words[1:] != ["task"]:  # `doit help task` is doit's own page on writing a dodo.py
         return _page(words[1:])
@@ -68,10 +61,10 @@ def _page(words: Sequence[str]) -> str:
     if name in VERBS:
         return verb_page(name)
     if name == "run":
-        return f"{_page_of(_RUN)}\n\nOf a task of dodo.py it is doit's own command:\n{_page_of_doit(name)}"
+        return f"{_page_of(_run_page())}\n\nOf a task of dodo.py it is doit's own command:\n{_page_of_doit(name)}"
     if name in COMMANDS:
         return _page_of_doit(name)
-    raise UsageError(f"there is no command {name!r}; {suggestion(name, VERBS)}")
+    raise UsageError(f"there is no command {name!r}; {suggestion(name, ['run', *VERBS])}")
 
 
 def version() -> str:
@@ -124,8 +117,12 @@ def verb_page(name: str) -> str:
     verb = VERBS[name]
     options = [(option.spelt(word), option.meaning) for word, option in verb.options.items()]
     head = f"Options of doit {name} (OPTION=VALUE without dashes is understood too):"
+    usage = verb.usage(name)
+    if name == "torchrun":
+        usage, options = f"doit torchrun {_LINE_USAGE}", _line_options()
+        head = "Options besides torchrun's own, in front of the script:"
     lines = [
-        f"usage: {verb.usage(name)}",
+        f"usage: {usage}",
         "",
         f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}",
         "",
@@ -137,6 +134,35 @@ def verb_page(name: str) -> str:
     if verb.overrides and not verb.takes_all_overrides:
         lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS set where runs and records are stored."]
     return _page_of(lines)
+
+
+_LINE_USAGE = "[OPTION …] [OVERRIDE …] SCRIPT.py [ARGUMENT …]"
+
+
+def _run_page() -> list[str]:
+    return [
+        f"usage: doit run {_LINE_USAGE}",
+        "",
+        "Train with a script as one process, as python SCRIPT.py ARGUMENT … does; what is finished isn't repeated. "
+        "What follows the script is the script's, which starts where this is typed, in a copy of the project. Several "
+        "ranks: doit torchrun, which takes the same options.",
+        "",
+        "Options, in front of the script:",
+        *_table(_line_options()),
+        "",
+        "Examples:",
+        "  doit run train.py --lr 0.1",
+        "  doit run --sweep lr=0.1,0.01 train.py --epochs 3",
+        "  doit why run train.py --lr 0.1",
+    ]
+
+
+def _line_options() -> list[tuple[str, str]]:
+    """Return the options of `run` and `torchrun`, whose lines become those of `train` or `sweep`."""
+    train, sweep = VERBS["train"].options, VERBS["sweep"].options
+    names = ("dry_run", "force", "detach", "prove", "budget", "json")
+    options = {**{name: train[name] for name in names}, "max_trials": sweep["max_trials"]}
+    return [*_LINE_OPTIONS.items(), *((option.spelt(name), option.meaning) for name, option in options.items())]
 
 
 def _page_of(lines: Iterable[str]) -> str:

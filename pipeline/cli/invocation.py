@@ -25,7 +25,7 @@ QUIET, USUAL, VERBOSE = range(3)
 _VERBOSITY_WITH_LEVEL = re.compile(r"(?:-v|--verbosity=)([012])")
 _ALWAYS_EXECUTE = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short options may be joined, as in -sa
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
+HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version", "-V", "version"})
 """The words that ask for help. ``pipeline.cli.help`` is imported only if the command line has one of them."""
 _KEY = re.compile(rf"[0-9a-f]{{2,32}}|{LAST}")  # a run's key, the beginning of it, or the id of an MLflow run
 _SHORT_FLAG = re.compile(r"-\w(\d*)")  # -f, -n 4, -n4

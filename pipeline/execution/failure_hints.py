@@ -42,12 +42,23 @@ SCRIPT_HINTS = (  # (pattern in the failure, hint); the first match counts
         "torchrun starts the ranks of this script: doit torchrun --nproc-per-node N SCRIPT",
     ),
     (r"EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+    (r"\bBdbQuit\b", "a run has no keyboard, so a debugger ends it: take breakpoint() and pdb out of the code"),
+    (
+        r"attempted relative import with no known parent package",
+        "Python runs a script outside its package: from utils import x instead of from .utils import x, or start it as "
+        "a module, from the folder above its package: doit run -m PACKAGE.MODULE",
+    ),
+    (
+        r"DataLoader worker \(pid\(s\)[^)]*\) exited unexpectedly",
+        "doit logs last shows what the workers printed; workers that are spawned import the script once more, which "
+        "therefore needs if __name__ == '__main__': before whatever it starts",
+    ),
     (
         r"(?:unrecognized arguments|[Nn]o such option):.*(?P<what>--(?:nnodes|nproc[-_]per[-_]node|max[-_]restarts))\b",
         "{what} is an option of torchrun, whose options stand in front of the script: doit torchrun {what} N SCRIPT",
     ),
     (
-        r"unrecognized arguments:.* ?(?P<what>--(?:sweep|cluster|dry-run|force|detach|prove))\b",
+        r"unrecognized arguments:.* ?(?P<what>--(?:sweep|cluster|json|dry-run|force|detach|prove|budget|max-trials))\b",
         "{what} is an option of this command, whose options stand in front of the script: doit run {what} … SCRIPT",
     ),
     (

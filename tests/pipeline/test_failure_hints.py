@@ -108,6 +108,14 @@ def test_the_folder_of_a_scripts_own_hydra_configuration_is_named_as_an_input(tm
          "pass the folder of its data on this computer as an argument of the script, which takes it along as data; if "
          "the script has a fixed path in the project, put program.inputs=[data/*] in front of the script"),
         ("EOFError: EOF when reading a line", "a run has no keyboard: let the script take the answer as an argument"),
+        ("rank 0: bdb.BdbQuit",
+         "a run has no keyboard, so a debugger ends it: take breakpoint() and pdb out of the code"),
+        ("rank 0: ImportError: attempted relative import with no known parent package",
+         "Python runs a script outside its package: from utils import x instead of from .utils import x, or start it "
+         "as a module, from the folder above its package: doit run -m PACKAGE.MODULE"),
+        ("RuntimeError: DataLoader worker (pid(s) 30300) exited unexpectedly",
+         "doit logs last shows what the workers printed; workers that are spawned import the script once more, which "
+         "therefore needs if __name__ == '__main__': before whatever it starts"),
         ("ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
          "expected, but not set", "torchrun starts the ranks of this script: doit torchrun --nproc-per-node N SCRIPT"),
         ("train.py: error: unrecognized arguments: --nproc-per-node 2",

@@ -66,7 +66,9 @@ def test_doits_own_commands_show_doits_own_page(words: list[str]) -> None:
 
 def test_run_is_explained_as_the_start_of_a_script_and_then_as_doits_own() -> None:
     script, _, of_doit = (pages.requested(["help", "run"]) or "").partition("doit's own command:\n")
-    assert script.startswith("usage: doit run [-m] [--cluster NAME]")
+    assert script.startswith("usage: doit run [OPTION …] [OVERRIDE …] SCRIPT.py [ARGUMENT …]")
+    assert "--sweep NAME=VALUES" in script
+    assert "--detach" in script
     assert of_doit.startswith("PURPOSE")
     assert "\n  run " in pages.overview()
 

@@ -270,6 +270,12 @@ def test_options_of_the_script_stand_behind_it(line: str, said: str, folder: Pat
     [
         ("run --lr 0.1 train.py --b 3", "run has no option --lr; it has -m, --cluster NAME, "),
         ("run", "run needs a script\n  try: doit run train.py --lr 0.1"),
+        (
+            "run fit/model --lr 1",
+            "fit/model is no script; did you mean fit/model.py?\n  try: doit run fit/model.py --lr 1",
+        ),
+        ("run ./fit", "./fit is a folder, and run needs a script\n  try: doit run fit/model.py"),
+        ("run train.py --help", "train.py --help trains nothing\n  try: python train.py --help"),
     ],
 )
 def test_words_in_front_of_the_script_are_answered_with_the_line_that_was_meant(

@@ -59,6 +59,7 @@ def translated(
     """
     if argv[:1] == ["run"] and set(argv[1:]) <= {"--json"}:
         raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
+    _refuse_no_script(argv, folder)
     position = next((number for number, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
     before, name, following = argv[:position], "".join(argv[position : position + 1]), argv[position + 1 :]
     # `doit run TASK` is doit's own command
@@ -78,6 +79,21 @@ def translated(
     ]
     notes += _replaced_by_sweeps(line)
     return [*start, *overrides_of(line, folder, root, splits="sweep" in before)], notes
+
+
+def _refuse_no_script(argv: Sequence[str], folder: Path) -> None:
+    """Refuse ``run train --lr 0.1`` with train.py there, and ``run FOLDER``; ``run TASK`` is doit's own command."""
+    if argv[:1] != ["run"] or len(argv) < 2 or any(word.endswith(".py") or word == "-m" for word in argv):
+        return
+    script = f"{argv[1]}.py"
+    if (folder / script).is_file() and any(word.startswith("--") for word in argv[2:]):
+        raise UsageError(
+            f"{argv[1]} is no script; did you mean {script}?", hint=f"doit run {shlex.join([script, *argv[2:]])}"
+        )
+    if (folder / argv[1]).is_dir() and not re.fullmatch(r"\w+", argv[1]):
+        scripts = sorted(path.name for path in (folder / argv[1]).glob("*.py") if path.name != "dodo.py")
+        named = os.path.normpath(f"{argv[1]}/{scripts[0] if len(scripts) == 1 else 'SCRIPT.py'}")
+        raise UsageError(f"{argv[1]} is a folder, and run needs a script", hint=f"doit run {shlex.quote(named)}")
 
 
 def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
@@ -107,12 +123,17 @@ def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
     """Raise UsageError for `run python train.py`, and for ``program.args.NAME=VALUE`` behind the script."""
+    """Refuse python as the script, overrides behind the script, and the script's ``--help``."""
     if line.module or line.no_python:
         return
     start = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
     if line.script in ("python", "python3") and line.args:
         raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{start} {shlex.join(line.args)}")
     for number, word in enumerate(line.args):
+        raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{begin} {shlex.join(line.args)}")
+    if "--help" in line.args:  # else a run that has trained nothing would be recorded as finished
+        raise UsageError(f"{line.script} --help trains nothing", hint=f"python {shlex.quote(line.script)} --help")
+    for at, word in enumerate(line.args):
         if match := ARGUMENT.fullmatch(word):
             args = [*line.args[:number], f"--{match[1]}", match[2], *line.args[number + 1 :]]
             raise UsageError(
