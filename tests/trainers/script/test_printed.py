@@ -26,6 +26,8 @@ LOGS_TOO = "import paceline\npaceline.log(1, loss=1.0)\nprint('accuracy: 0.5')\n
     [
         ("loss: 0.31", {"loss": 0.31}, (None, None, None)),
         ("epoch 3 | val_acc=0.91", {"val_acc": 0.91}, (3, None, None)),
+        ("Last reward: 9.0\tAverage reward: 9.0", {"last_reward": 9, "average_reward": 9}, (None, None, None)),
+        ("total loss: 0.3 loss: 0.1", {"total_loss": 0.3, "loss": 0.1}, (None, None, None)),
         ("{'loss': 0.3142, 'learning_rate': 1e-05, 'epoch': 0.5}", {"loss": 0.3142}, (1, None, None)),
         ("{'eval_loss': 0.25, 'epoch': 2}", {"eval_loss": 0.25}, (2, None, None)),
         ("Epoch [3/10], Step [100/600], Loss: 0.45", {"loss": 0.45}, (3, 100, 600)),

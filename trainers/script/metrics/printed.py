@@ -285,11 +285,11 @@ def parse_line(text: str, split_before: str = "") -> PrintedLine:
     text = _OF_MODEL.sub(r"\g<split> \g<name>:", text)
     first = _FIRST_SPLIT.match(text)
     split = _SPLITS[first["split"].lower()] if first else split_before if _SUMMARY.match(text) else ""
-    values: dict[str, set[float]] = {}
+    matches: dict[str, list[re.Match[str]]] = {}
     for match in _PAIR.finditer(text):
         if _is_metric(match):
-            values.setdefault(_name(match, split), set()).add(_value(match))
-    metrics = {name: numbers.pop() for name, numbers in values.items() if len(numbers) == 1}
+            matches.setdefault(_name(match, split), []).append(match)
+    metrics = dict(pair for name, alike in matches.items() for pair in _values_of(name, alike))
     if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless the line has a result
         metrics = {}
     if both := _EPOCH_AND_STEP.match(text):
@@ -333,6 +333,20 @@ def _name(match: re.Match[str], split: str) -> str:
     name = f"best_{name}" if match["best"] and not name.startswith("best_") else name
     split = _SPLITS[match["split"].lower()] if match["split"] else _SPLITS.get(qualifier, split)
     return name if not split or not _SPLITS.keys().isdisjoint(re.split(r"[/_.-]+", name.lower())) else f"{split}/{name}"
+
+
+def _values_of(name: str, matches: Sequence[re.Match[str]]) -> Iterator[tuple[str, float]]:
+    """Yield the value of a name in a line. If the line has it several times, the words before it tell the values apart
+    (``Last reward: 98  Average reward: 47``); where they don't differ, the values must be equal.
+    """
+    by_qualifier = {(match["qualifier"] or "").lower(): match for match in matches}
+    is_labelled = all(match["between"].strip() for match in matches)  # not: loss 0.5 then loss 0.4
+    if len(matches) > 1 and len(by_qualifier) == len(matches) and is_labelled:
+        split, slash, last = name.rpartition("/")
+        for word, match in by_qualifier.items():
+            yield f"{split}{slash}{word}_{last}" if word else name, _value(match)
+    elif len({_value(match) for match in matches}) == 1:
+        yield name, _value(matches[0])
 
 
 def _value(match: re.Match[str]) -> float:
