@@ -246,6 +246,11 @@ def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invo
     script = next((position for position, word in enumerate(argv) if word.endswith(".py") and "=" not in word), None)
     if script is not None and verb == "train":  # doit train train.py --lr 0.1: the flags are the script's
         return f"doit torchrun {shlex.join([*words, *argv[script:]])}"
+    if script is not None and verb == "sweep":  # sweep train.py --lr 0.1,0.2 --epochs 3
+        swept = {flag: value for flag, value in values_by_flag.items() if "," in value}
+        sweeps = [word for flag, value in swept.items() for word in ("--sweep", f"{flag[2:]}={value}")]
+        kept = [word for word in argv[script:] if word not in {*swept, *swept.values()}]
+        return f"doit run {shlex.join([*words, *sweeps, *kept])}"
     names_script = any(word.startswith(tuple(f"{field}=" for field in SCRIPT_FIELDS)) for word in words)
     options = [f"{name}={value}" for name, value in invocation.options.items()]
     replacements = list[str]()

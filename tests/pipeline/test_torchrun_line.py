@@ -274,6 +274,8 @@ def test_options_of_the_script_stand_behind_it(line: str, said: str, folder: Pat
             "run fit/model --lr 1",
             "fit/model is no script; did you mean fit/model.py?\n  try: doit run fit/model.py --lr 1",
         ),
+        ("run --sweep lr=[0.1,0.2] train.py", "is one value, so nothing varies\n  try: --sweep lr=0.1,0.2"),
+        ("run --sweep --lr 0.1,0.2 train.py", "a name and its values are missing\n  try: --sweep lr=0.1,0.01"),
         ("run ./fit", "./fit is a folder, and run needs a script\n  try: doit run fit/model.py"),
         ("run train.py --help", "train.py --help trains nothing\n  try: python train.py --help"),
     ],
@@ -290,6 +292,9 @@ def test_paceline_s_own_flags_stand_before_the_script(folder: Path) -> None:
     assert translated("run --json --dry-run train.py --json", folder)[:3] == ["train", "--json", "--dry-run"]
     assert translated("run --budget 8s train.py --budget 1", folder)[:3] == ["train", "--budget", "8s"]
     assert translated("run --budget=8s train.py", folder)[:2] == ["train", "--budget=8s"]
+    assert translated("run --sweep a=1,2 -n 2 --retry-failed train.py", folder)[:4] == [
+        "sweep", "-n", "2", "--retry-failed",
+    ]  # fmt: skip
     assert "program.args.json=true" in translated("run train.py --json", folder)
 
 

@@ -97,7 +97,9 @@ def run(space: Space, invocation: Invocation) -> None:
         space = in_order(space, folder.read())
         folder.write(folders.describe(space, space.trials[0].config.shown_words(invocation.overrides)))
         duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
-        headline = f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {_at_once(space)} at a time"
+        headline = (
+            f"sweep {folder.name}: {counted(len(space.trials), 'trial')}{duplicates}, {_at_once(space)} at a time"
+        )
         ended = run_trials(space, Grid(space.trials), folder, headline, invocation)
     results = _results(ended)
     say(f"\n{tables.text(results, len(results), width=width())}")
@@ -227,7 +229,7 @@ def show_trials(space: Space, invocation: Invocation) -> None:
         state, why = trial_state(trial, entries, invocation.is_on("retry_failed"))
         rows.append((str(trial.number), trial.key or "-", state, why, " ".join(trial.chosen)))
         done += state == "done"
-    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {_at_once(space)} at a time")
+    say(f"sweep {name}: {counted(len(space.trials), 'trial')}, {done} done, {_at_once(space)} at a time")
     say(aligned(rows))
 
 

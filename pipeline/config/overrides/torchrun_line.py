@@ -36,8 +36,8 @@ _NOT_NEEDED = {  # option of torchrun → why it is ignored
     **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
-_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove")
-_OWN_OPTIONS = ("--budget", "--max-trials")
+_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove", "--retry-failed", "--fork")
+_OWN_OPTIONS = ("--budget", "--max-trials", "-n")
 """Paceline's own flags before the script: without and with a value."""
 _OF_PACELINE = re.compile(r"cluster(?:\.\w+)*=|tracking=|paths\.(?:runs|data)=")
 """Behind the script, a word that begins so was probably meant for Paceline."""
@@ -129,11 +129,9 @@ def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
     start = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
     if line.script in ("python", "python3") and line.args:
         raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{start} {shlex.join(line.args)}")
-    for number, word in enumerate(line.args):
-        raise UsageError(f"{typed[0]} starts Python by itself", hint=f"{begin} {shlex.join(line.args)}")
     if "--help" in line.args:  # else a run that has trained nothing would be recorded as finished
         raise UsageError(f"{line.script} --help trains nothing", hint=f"python {shlex.quote(line.script)} --help")
-    for at, word in enumerate(line.args):
+    for number, word in enumerate(line.args):
         if match := ARGUMENT.fullmatch(word):
             args = [*line.args[:number], f"--{match[1]}", match[2], *line.args[number + 1 :]]
             raise UsageError(
@@ -151,6 +149,8 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
         hint = "doit torchrun --nproc-per-node 2 train.py --lr 0.1: the script's own options stand behind it"
         if "--hostfile" in answer["error"]:
             hint = "doit torchrun cluster=pssh cluster.hostfile=FILE …"
+        elif "argument --sweep" in answer["error"]:
+            hint = _SWEEP_FORM
         raise UsageError(f"torchrun: {answer['error']}", hint=hint)
     translated: dict[str, Any] = {}
     not_needed: dict[str, list[str]] = {}
@@ -233,6 +233,9 @@ _PRINTED_ALIKE = re.compile(r"0|-?[1-9]\d{0,15}|-?(?:0|[1-9]\d{0,8})\.(?:0|\d{0,
 """Numbers that Python prints as they were typed. Others, such as 1e-3, are passed on as texts."""
 _NUMBER = re.compile(r"[-+]?(?:[\d_]*\.?[\d_]+|[\d_]+\.)(?:[eE][-+]?[\d_]+)?")
 _NUMBER_OR_WORD = re.compile(rf"{_NUMBER.pattern}|(?i:true|false|null)")
+_SWEEP_FORM = "--sweep lr=0.1,0.01"
+_ONE_LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]|[^\s,(\[{'\"]+(?:\s+[^\s,(\[{'\"]+)+")
+"""Values of a sweep that Hydra takes for one: ``[0.1,0.2]``, ``0.1 0.2``."""
 _EXPRESSION = re.compile(r"[(\[{'\"]")
 _SMALL_BYTES = 1 << 20  # a file in an argument up to this size is copied with the code
 
@@ -296,7 +299,10 @@ def _sweeps(line: ScriptLine) -> dict[str, str]:
     for text in line.sweep:
         name, _, values = text.lstrip("-").partition("=")
         if not (name and values):
-            raise UsageError(f"--sweep {text}: a name and its values are missing", hint="--sweep lr=0.1,0.01")
+            raise UsageError(f"--sweep {text}: a name and its values are missing", hint=_SWEEP_FORM)
+        if _ONE_LIST.fullmatch(values):
+            several = re.sub(r"[\s,]+", ",", values.strip("[] "))
+            raise UsageError(f"--sweep {text} is one value, so nothing varies", hint=f"--sweep {name}={several}")
         sweeps[name] = values
     return sweeps
 
