@@ -135,10 +135,13 @@ class Session:
 
     @property
     def _composed_words(self) -> tuple[str, ...]:
-        """The overrides to compose. Those of `doit reproduce` about the cluster are for the training that it starts."""
-        if self.invocation.verb != "reproduce":
+        """The overrides to compose. Those of a repetition about the cluster are for the training that it starts, and
+        the run's own program is not composed here.
+        """
+        if self.invocation.verb not in ("reproduce", "prove"):
             return self.invocation.overrides
-        return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith("cluster."))
+        of_repetition = ("cluster.", "program.ignore_metrics=")
+        return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith(of_repetition))
 
     @property
     def sweeps(self) -> bool:

@@ -186,13 +186,14 @@ def _take_hydra_option(word: str, argv: Sequence[str], invocation: Invocation) -
 
 def _refuse_dashed_overrides(argv: Sequence[str], invocation: Invocation, loader_options: DoitOptions) -> None:
     """Refuse flags such as ``--optimizer.lr 0.1``, by which overrides are set in other tools."""
-    known_flags = {*_HYDRA_OPTIONS, *HELP_WORDS}
+    known_flags = {*HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
         known_flags |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
     values_by_flag = dict[str, str]()
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        if not flag.startswith("--") or any(known.startswith(flag) for known in known_flags):  # doit accepts prefixes
+        # doit accepts prefixes of its options; --experiment would be one of Hydra's --experimental-rerun
+        if not flag.startswith("--") or flag in _HYDRA_OPTIONS or any(known.startswith(flag) for known in known_flags):
             continue
         may_be_value = following and not (following in VERBS or following.startswith("-") or "=" in following)
         if not equals and may_be_value:

@@ -210,6 +210,11 @@ def explain_interpolation(error: OmegaConfBaseException, config: DictConfig) -> 
         close = nearest(match[1], field_names(_plain(config)))
         hint = f"did you mean ${{{close}}}?" if close else "doit config shows all fields"
         return UsageError(f"{error.full_key}: ${{{match[1]}}} names no field; {hint}")
+    if match := re.search(r"Environment variable '([^']+)' not found", str(error)):
+        name = match[1]
+        return UsageError(
+            f"{error.full_key}: the environment variable {name} isn't set; ${{oc.env:{name},DEFAULT}} takes a default"
+        )
     return UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}")
 
 
@@ -228,6 +233,8 @@ def _unreadable_file(failure: CompositionFailure) -> UsageError | None:
             mark = cause.problem_mark or cause.context_mark
             place = f"{shown(Path(mark.name), ROOT)}, line {mark.line + 1}" if mark else "a configuration file"
             problem = cause.problem or cause.context or "is no YAML"
+            if r"'\t'" in problem:
+                return UsageError(f"{place}: a tab stands there, and YAML indents by blanks", hint="two blanks instead")
             key = problem.removeprefix("found duplicate key ")
             if key != problem:  # it began so
                 return UsageError(f"{place}: the key {key!r} stands there twice", hint="keep one of the two lines")
@@ -296,7 +303,11 @@ def _wrong_top_level(file: ConfigFile) -> UsageError | None:
         if not (has_fields and isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str"):
             continue
         entry = f"- override /{name}: {node.value}" if file.group else f"- {name}: {node.value}"
-        hint = "a blank behind each colon" if ":" in node.value else f"{entry} in the defaults list chooses an option"
+        hint = f"{entry} in the defaults list chooses an option"
+        if ":" in node.value:
+            hint = "a blank behind each colon"
+        elif "=" in node.value:
+            hint = node.value.replace("=", ": ")
         return UsageError(f"{place}: {name} has fields, and {node.value!r} is none", hint=hint)
     return None
 
@@ -314,6 +325,8 @@ def _wrong_field(failure: CompositionFailure) -> UsageError | None:
     # of Hydra's message the line that says neither the file nor the field, which are named here anyway
     lines = [line.strip() for line in str(failure.error).splitlines() if line.strip()]
     reason = next((line for line in lines if not line.startswith(("In '", "full_key"))), lines[0])
+    if "is not Optional" in reason and (field in group_names() or field in typing.get_type_hints(RootConfig)):
+        return UsageError(f"{place}: {field}: has nothing below it", hint="indent its fields by two blanks")
     return UsageError(f"{place}: {field}: {_plain_reason(reason)}")
 
 
@@ -376,8 +389,12 @@ def _refused_value(failure: CompositionFailure) -> UsageError | None:
     if match := _IN_A_HOST.search(text):
         in_entry = f"{word.text}, in an entry of cluster.hosts or cluster.spares"
         return not_of_a_host(match[1], word.name if word.name.startswith("cluster.") else in_entry)
+    is_simple = re.fullmatch(r"[\w@.:-]+(,[\w@.:-]+)*", word.value) is not None
+    if word.name.rpartition(".")[2] == "hosts" and "," in word.value and is_simple:
+        return UsageError(f"{word.text}: hosts are a list, 'cluster.hosts=[{word.value}]'")
     if _NO_HOSTS.search(text) and (_is_of_hosts(word.name) or HostConfig.__name__ in text):
-        return UsageError(f"{word.text}: that is no list of hosts; {_HOSTS_ARE}")
+        example = f"write '{word.name}=[{word.value}]'; else " if is_simple else ""
+        return UsageError(f"{word.text}: that is no list of hosts; {example}{_HOSTS_ARE}")
     if match := _NO_TEXT.search(text):
         kind = "list" if match[1] == "list" else "mapping"
         quoted = word._replace(mark=word.mark.removeprefix("++")).quoted
@@ -386,9 +403,8 @@ def _refused_value(failure: CompositionFailure) -> UsageError | None:
         )
     if "Ambiguous value" in text or "requires --multirun" in text:
         return UsageError(
-            f"{word.text}: several values are a sweep, and this command takes one; "
-            f"write {shell_word(f'{word.key}=[{word.value}]')} for a list, {word.quoted} for a text with a comma, "
-            f"or train them all: {shell_line(['doit', 'sweep', *failure.overrides])}"
+            f"{word.text}: several values are a sweep, {shell_line(['doit', 'sweep', *failure.overrides])}; for one "
+            f"value write {shell_word(f'{word.key}=[{word.value}]')} for a list, {word.quoted} for a text with a comma"
         )
     unknown = _UNKNOWN.search(text)
     return _refused_key(next(filter(None, unknown.groups())), failure) if unknown else None
@@ -439,6 +455,10 @@ def _missing_option(error: MissingConfigException, failure: CompositionFailure) 
             "one with a folder for each class is dataset=folder",
             hint=f"dataset=folder dataset.source={shell_word(value)}",
         )
+    other_endings = (folder / group / f"{option}.yml" for folder in conf_dirs(ROOT))
+    if group and (file := next((path for path in other_endings if path.is_file()), None)) is not None:
+        renamed = shell_line(["mv", shown(file, ROOT), shown(file.with_suffix(".yaml"), ROOT)])
+        return UsageError(f"{word.text}: {shown(file, ROOT)} is there, and Hydra reads .yaml alone", hint=renamed)
     whole_name = re.compile(rf"(?<![\w-]){re.escape(option)}(?![\w-])")
     entries = ((file, file.entry(group)) for file in failure.files())
     places = (file.at(line) for file, line in entries if line and whole_name.search(file.lines[line - 1]))

@@ -30,11 +30,12 @@ _COMPARED = ("weights_sha256", *_STEPS)
 _OF_SCRIPT = "outputs/"
 _UNDECLARED = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that weren't declared as results
 _LOGS = (".jsonl", ".log", "training_args.bin")  # these and TensorBoard files contain time stamps
-_UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
+_UNIT = "(s|ms|us|secs?|seconds?|mins?|minutes?|hours?)"
 _TIME = re.compile(
-    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|eta|throughput"
-    rf"|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}|(\w*_)?per_{_UNIT}"
-    rf"|(it|steps?|tok|tokens?|samples?|images?)/{_UNIT})$",
+    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|time_?stamp|eta"
+    rf"|throughput|mfu|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}"
+    rf"|(\w*_)?per_{_UNIT}|(it|iters?|steps?|tok|tokens?|samples?|images?)/{_UNIT})$"
+    r"|(^|/)(dt|wall|ms|secs?|seconds?|minutes?|hours?)(_per_\w+|/\w+)?$",
     re.IGNORECASE,
 )
 """Matches names of metrics, fields or columns that are times or rates, which differ between any two runs."""

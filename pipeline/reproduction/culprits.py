@@ -68,6 +68,12 @@ class Culprit(Enum):
         "go on behind the last step that the checkpoint holds (its epoch + 1; inside an epoch skip the batches that "
         "were seen), and draw the order from seed and epoch",
     )
+    ORDER_OR_RANKS = (
+        "order of data differs after the resume, steps were done twice, or another rank's random state isn't restored; "
+        "metrics of each step would tell",
+        "go on behind the last step that the checkpoint holds, draw the order from seed and epoch, and save and "
+        "restore the random states of each rank",
+    )
     NOT_LOGGED = (
         "metrics of the last step are missing: it went on behind them, and had nothing left to train",
         "evaluate and log once more at the end of the script, whatever was trained before",
@@ -260,7 +266,9 @@ def culprit(evidence: Evidence) -> Culprit:
         return Culprit.OPTIMIZER
     if lacks_schedule:
         return Culprit.SCHEDULE
-    return Culprit.ORDER if differs_at is not None else Culprit.UNKNOWN
+    if differs_at is None:
+        return Culprit.UNKNOWN
+    return Culprit.ORDER if is_dense or evidence.ranks == 1 else Culprit.ORDER_OR_RANKS
 
 
 # ------------------------------------------------------------------------------------------- metrics by step

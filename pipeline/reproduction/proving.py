@@ -67,7 +67,15 @@ class Proof:
 
 
 def prove(
-    folder: RunFolder, *, root: Path, work: Path, data_dir: Path, kills: int, seed: int, say: Callable[[str], None]
+    folder: RunFolder,
+    *,
+    root: Path,
+    work: Path,
+    data_dir: Path,
+    kills: int,
+    seed: int,
+    say: Callable[[str], None],
+    overrides: Sequence[str] = (),
 ) -> Proof:
     """Repeat a finished run below ``work``, kill it ``kills`` times, and compare.
 
@@ -75,6 +83,7 @@ def prove(
         root: the project.
         kills: 0 repeats it undisturbed; only if that is equal, kills prove something.
         seed: of the moments of the kills.
+        overrides: of ``reproduce``.
 
     Raises PacelineError: the run can't be repeated, or failed for another reason than a kill.
     """
@@ -87,7 +96,7 @@ def prove(
         moments = draw_moments(timed, kills, seed, sooner=sooner)
         killer = Killer(runs_dir, moments, say, awaits_checkpoint=awaits_checkpoint)
         verdict = reproduce(
-            folder, root=root, work=work, data_dir=data_dir, overrides=(), keep=False, say=say,
+            folder, root=root, work=work, data_dir=data_dir, overrides=overrides, keep=False, say=say,
             train=partial(_train, killer),
         )  # fmt: skip
         again = _repetition(runs_dir) or folder
@@ -95,12 +104,12 @@ def prove(
         resumes = resumes or bool(resumed_at(starts))  # also without {resume}, if an attempt has shown it
         awaits_checkpoint = resumes or any(kill.checkpoint for kill in killer.kills)
         unproven = _unproven(killer.kills, starts, steps, resumes=resumes)
-        if not kills or not unproven:
+        evidence = gather(folder, again, verdict, killer.kills)
+        if not kills or not unproven or not evidence.is_equal:  # a difference says enough, whenever it was killed
             break
         say(f"{unproven}; once more, killed sooner")
     if killer.kills and len(killer.kills) < kills:
         say(f"killed {counted(len(killer.kills), 'time')} of {kills}: it had ended before it was time for the others")
-    evidence = gather(folder, again, verdict, killer.kills)
     offer = ScriptAttempts(again.path, settings).resume_offer() if settings is not None else ""
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
     if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to explain

@@ -68,6 +68,7 @@ def saved(*holds: str) -> Kill:
         (evidence(saved(*ALL)), Culprit.ORDER),
         (evidence(saved(*ALL), differs_at=22), Culprit.OPTIMIZER),  # saved, and not loaded
         (evidence(saved(*ALL), differs_at=23), Culprit.ORDER),
+        (evidence(saved(*ALL), is_dense=False, ranks=2), Culprit.ORDER_OR_RANKS),
         (evidence(saved(*ALL), differs_at=None), Culprit.UNKNOWN),
         (evidence(saved(*ALL), code=Code()), Culprit.RANDOM),  # no code sets a random state
         (evidence(saved(*ALL), differs_at=24, code=SCHEDULED), Culprit.SCHEDULE),

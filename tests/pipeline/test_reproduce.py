@@ -16,7 +16,7 @@ from pipeline.core.files import sha256_bytes, write_atomic, write_json
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.reproduction import recipe as recipes
 from pipeline.reproduction import reproduce
-from pipeline.reproduction.compare import compare, reach_of_seeds, text
+from pipeline.reproduction.compare import compare, is_time, reach_of_seeds, text
 from pipeline.reproduction.recipe import Recipe, checkout, read
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
@@ -106,6 +106,17 @@ def script_recipe(folder: RunFolder) -> Recipe:
     result = folder.read_result()
     assert result is not None
     return Recipe(folder=folder, result=result.fields, parts={}, config={}, provenance={}, patch=b"")
+
+
+@pytest.mark.parametrize(
+    ("names", "are_times"),
+    [
+        ("_timestamp seconds ms ms_per_step dt wall sec/epoch iter/sec total_time_min mfu SPS eval/runtime", True),
+        ("loss_s timesteps min val_min ms_ssim time_step_loss", False),
+    ],
+)
+def test_the_names_of_times_and_rates_are_known(names: str, are_times: bool) -> None:
+    assert [name for name in names.split() if is_time(name) != are_times] == []
 
 
 def test_times_and_rates_of_a_script_and_what_the_user_names_are_not_compared(tmp_path: Path) -> None:

@@ -151,10 +151,13 @@ def prove(current: Session, *, once: bool = False) -> None:
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
+    ignoring = [word for word in current.invocation.overrides if word.startswith(reproducing.IGNORED)]
+
     def repeat(kills: int) -> Proof:
         return proving.prove(
-            folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(moments), say=note
-        )
+            folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(moments), say=note,
+            overrides=ignoring,
+        )  # fmt: skip
 
     # if even an undisturbed repetition differs, a killed one can't show whether checkpoints work
     if result.fields.get("proven") is False:

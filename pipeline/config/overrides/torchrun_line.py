@@ -122,8 +122,7 @@ def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
-    """Raise UsageError for `run python train.py`, and for ``program.args.NAME=VALUE`` behind the script."""
-    """Refuse python as the script, overrides behind the script, and the script's ``--help``."""
+    """Raise UsageError for `run python train.py`, `run train.py --help` and ``program.args.NAME=VALUE`` behind it."""
     if line.module or line.no_python:
         return
     start = f"doit {shlex.join(typed[: len(typed) - len(line.args) - 1])}"
