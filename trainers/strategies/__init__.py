@@ -1,6 +1,7 @@
-"""Distribution of weights, gradients and optimizer state: replicated on each rank (ddp) or sharded (fsdp).
+"""Strategies: how weights, gradients and optimizer state lie on the ranks, replicated (ddp) or sharded (fsdp).
 
-Each strategy is a module here, with its settings and ``build(config, model, context, precision)``, imported on use.
+Each strategy is a module here, with its settings and ``build(config, model, context, precision)``, imported on use. The
+classes here are what a strategy consists of; they do the work of a single rank, and ddp and fsdp derive from them.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from trainers.distributed.process_group import RankContext
 
 
 class GradientSync:
-    """Gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``. Here: of one rank."""
+    """Makes the gradients of a step, over all ranks: call ``start``, run each backward pass in a ``micro_batch``, call
+    ``finish``. This class is for one rank.
+    """
 
     warm_up_passes = 0
-    """Passes that each process must run before its first step, fresh or resumed."""
+    """Passes that each process must run before its first step, also if it resumes from a checkpoint."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
 
     def start(self) -> None:
+        """Clear the gradients of the previous step."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of one forward and backward pass; the loss is divided by the rank's micro-batches."""
+        """Return the context of one forward and backward pass. ``last``: of this rank's micro-batches in the step."""
         return nullcontext()
 
     def next_part(self) -> None:
@@ -45,7 +49,10 @@ class GradientSync:
 
 
 class Layout:
-    """Replicated weights, whole on every rank. The optimizer changes ``parameters`` in place."""
+    """Where the weights lie: here whole on every rank. The optimizer changes ``parameters`` in place.
+
+    ``state`` of the methods is the rest of the training's state, such as the optimizer's (``Stepper.state``).
+    """
 
     name = "ddp"
 
@@ -54,7 +61,9 @@ class Layout:
         self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
-        """Combine the ranks' ``found_inf``. Replicated gradients are the same on all ranks, so this is the identity."""
+        """Combine the ``found_inf`` (1.0: a gradient isn't finite) of all ranks. Replicated gradients are the same on
+        all ranks, so here it is returned as it is.
+        """
         return found_inf
 
     def whole_norm(self, norm: Tensor) -> Tensor:
@@ -62,6 +71,7 @@ class Layout:
         return norm
 
     def weights(self) -> dict[str, Tensor]:
+        """Return all weights as plain CPU tensors on rank 0, else nothing; every rank must call it."""
         return plain_weights(self.model) if self.context.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
@@ -81,7 +91,9 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A strategy's layout, network (the model, compiled or wrapped as needed) and gradient averaging."""
+    """What a strategy makes of a model: its layout, the network to call (the model, compiled or wrapped as needed), and
+    its gradient averaging.
+    """
 
     layout: Layout
     network: nn.Module
@@ -95,7 +107,7 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
 
 
 def on_cpu(value: Tensor) -> Tensor:
-    """Return a copy in the same memory layout: the checkpoint writer makes it contiguous, beside the training."""
+    """Return a copy on the CPU in the same memory layout. The checkpoint writer's thread makes it contiguous later."""
     return value.detach().to("cpu", copy=True)
 
 

@@ -50,8 +50,8 @@ class DDPConfig(StrategyConfig):
     """Every rank has the whole model.
 
     Attributes:
-        compression: for links that are slower than the backward pass: fp16 and bf16 send gradients in half the bytes,
-            rounded to 11 and 8 bits; none sends them as they are.
+        compression: fp16 and bf16 send gradients in half the bytes, rounded to 11 and 8 bits, for links that are slower
+            than the backward pass; none sends them as they are.
     """
 
     name: str = "ddp"
@@ -127,9 +127,9 @@ def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
 
 
 def _replicated(network: nn.Module) -> DistributedDataParallel:
-    """Raises TrainerError if the ranks' networks differ, or the network has nothing to train."""
-    known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
+    """Wrap the network. Raises TrainerError if the ranks' networks differ, or there is nothing to train."""
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"  # before 2.13
     # each rank keeps batch statistics of its own; an evaluation makes them equal
     no_buffer_sync: dict[str, Any] = {buffers: False}
     with _explained():
@@ -157,6 +157,7 @@ def _add_in_order(network: DistributedDataParallel, model: nn.Module, context: R
 
 
 def _shared_memory(parameters: list[nn.Parameter], context: RankContext) -> SharedMemory | None:
+    """Return memory for the gradients of two CPU ranks of one host; None for other ranks or kinds of gradients."""
     if any(item.dtype != torch.float32 for item in parameters):
         return None
     return share_memory(sum(item.numel() for item in parameters), context)
@@ -164,6 +165,7 @@ def _shared_memory(parameters: list[nn.Parameter], context: RankContext) -> Shar
 
 @contextmanager
 def _explained() -> Iterator[None]:
+    """Convert messages of DistributedDataParallel that a user can do something about into TrainerErrors."""
     try:
         yield
     except RuntimeError as error:

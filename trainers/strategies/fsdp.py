@@ -1,7 +1,7 @@
 """FSDP2: each rank holds a slice of every weight, of its gradient and of its optimizer state.
 
 torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when they
-are needed and frees them again. The optimizer works on the slices as on any tensors, so it must be elementwise, as SGD
+are needed, and frees them again. The optimizer gets the slices as ordinary tensors, so it must be elementwise, as SGD
 and Adam are.
 """
 
@@ -63,7 +63,9 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
-    """Shard the model, part by part: used in ``precision``, summed in fp32; batch normalisation keeps fp32 weights."""
+    """Shard the model, part by part. Weights are used in ``precision`` (of batch normalisation in fp32), and gradients
+    summed in fp32.
+    """
     lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
     norms: list[nn.Module] = [item for item in model.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
@@ -87,15 +89,19 @@ def parts(model: nn.Module) -> Iterator[nn.Module]:
     """Yield modules of 1 to 25 MiB of weights, as large as possible; smaller ones stay with the root."""
     for child in model.children():
         size_bytes = sum(item.nbytes for item in child.parameters())
-        called = type(child).forward is not nn.Module.forward  # a ModuleList is never called
-        if (size_bytes > _LARGEST_BYTES and any(True for _ in child.children())) or not called:
+        is_callable = type(child).forward is not nn.Module.forward  # a ModuleList is not
+        has_children = any(True for _ in child.children())
+        # fully_shard gathers a module's weights when it is called
+        if not is_callable or (size_bytes > _LARGEST_BYTES and has_children):
             yield from parts(child)
         elif size_bytes >= _SMALLEST_BYTES:
             yield child
 
 
 class Shards(Layout):
-    """This rank's slices. Each tensor is cut along its first dimension; a rank beyond its rows has an empty slice."""
+    """This rank's slices. Each tensor is cut along its first dimension; if it has fewer rows than there are ranks, the
+    last ranks have empty slices.
+    """
 
     name = "fsdp"
 
@@ -104,6 +110,7 @@ class Shards(Layout):
         self.mesh = mesh
         self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
         self.sharded = {name: item for name, item in self._named.items() if item.requires_grad}
+        # plain tensors over the same memory, in the order of ``sharded``
         self.parameters = [item.to_local().detach() for item in self.sharded.values()]
 
     def agree(self, found_inf: Tensor) -> Tensor:
@@ -132,16 +139,18 @@ class Shards(Layout):
         return model, {name: items for name, items in state.items() if not self._is_sliced(items)}
 
     def copies(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-        """Gather the slices one by one: a checkpoint is whole, and any number of ranks can read it."""
+        """Gather the slices one by one, so that the checkpoint is whole, and any number of ranks can read it."""
         model, optimizer = self.weights(), dict[str, list[Tensor]]()
         for kind, items in state.items():
-            wholes = self._wholes(items) if self._is_sliced(items) else iter(items)
-            kept = [on_cpu(whole) for whole in wholes if self.context.is_rank_zero]
+            wholes = self._gathered(items) if self._is_sliced(items) else iter(items)
+            # every rank must go through ``wholes``, which are collectives
+            copies = [on_cpu(whole) for whole in wholes if self.context.is_rank_zero]
             if self.context.is_rank_zero:
-                optimizer[kind] = kept
+                optimizer[kind] = copies
         return model, optimizer
 
-    def _wholes(self, items: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _gathered(self, items: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the whole tensor of each slice; ``items``: this rank's slices, one per trained parameter."""
         for local, sharded in zip(items, self.sharded.values(), strict=True):
             shape, stride, placements = sharded.shape, sharded.stride(), sharded.placements
             sliced = DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
@@ -152,18 +161,19 @@ class Shards(Layout):
             self._scatter(None if checkpoint is None else checkpoint.model[name], sharded, sharded.to_local().detach())
         for kind, items in state.items():
             pairs = zip(items, self.sharded.values(), strict=True) if self._is_sliced(items) else ()
-            for place, (local, sharded) in enumerate(pairs):
-                self._scatter(None if checkpoint is None else checkpoint.optimizer[kind][place], sharded, local)
+            for index, (local, sharded) in enumerate(pairs):
+                self._scatter(None if checkpoint is None else checkpoint.optimizer[kind][index], sharded, local)
 
     def _scatter(self, source: Tensor | None, sharded: DTensor, local: Tensor) -> None:
         """Copy this rank's slice of rank 0's ``source`` into ``local``.
 
         Other ranks have None and give only the shape: distribute_tensor sends rank 0's values.
         """
-        given = local.new_empty(sharded.shape) if source is None else source.to(local)
-        local.copy_(distribute_tensor(given, self.mesh, sharded.placements).to_local())
+        whole = local.new_empty(sharded.shape) if source is None else source.to(local)
+        local.copy_(distribute_tensor(whole, self.mesh, sharded.placements).to_local())
 
     def _is_sliced(self, items: Sequence[Tensor]) -> bool:
+        """Return True for state with a tensor of each slice's shape, such as momentum; False for a step counter."""
         return [item.shape for item in items] == [item.shape for item in self.parameters]
 
 

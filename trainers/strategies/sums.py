@@ -1,13 +1,14 @@
-"""Sums of gradients over ranks: in one order on any number of ranks (trainer.shards), or in two ranks' shared memory.
+"""Communication hooks of DistributedDataParallel that sum gradients over ranks in ways of our own; ``ddp`` uses them.
 
-The order is that of ``rank_state.pairwise_sum``. A rank adds up its own parts as they are computed. Between
-ranks, each sends every other rank a slice of its sum, adds the slices that it receives, and gathers the finished
-slices: as many bytes as a ring all-reduce sends (Thakur, Rabenseifner, Gropp: Optimization of collective communication
-operations in MPICH, 2005), in an order that does not depend on buckets. A sum of two ranks has only one order, so two
-CPU ranks of one host do it in shared memory, bit for bit as gloo: for 1.6 million parameters in 1.6 ms a step instead
-of 6.1 ms (benchmarks/training.py's small network).
-Annotations are not postponed: DistributedDataParallel compares those of a hook with its own types.
+``ordered_sum_hook`` (trainer.shards) adds in the order of ``rank_state.pairwise_sum``, whatever the number of ranks. A
+rank adds up its own parts as they are computed. Then it sends every other rank a slice of its sum, adds the slices that
+it receives, and gathers the finished slices: as many bytes as a ring all-reduce (Thakur, Rabenseifner, Gropp:
+Optimization of collective communication operations in MPICH, 2005), in an order that does not depend on buckets.
+
+``shared_memory_hook`` is for two CPU ranks of one host. A sum of two numbers has only one order, so it has gloo's bits:
+for 1.6 million parameters in 1.6 ms a step instead of 6.1 ms (benchmarks/training.py's small network).
 """
+# No ``from __future__ import annotations``: DistributedDataParallel compares a hook's annotations with its own types.
 
 import io
 import mmap
@@ -39,10 +40,11 @@ _ENDED = "connection closed by peer: the other rank of this host has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemory:
-    """``values`` has shape [n], float32.
+    """Memory of two ranks: ``values``, float32 [n], with room for all gradients, and two pipes for their barrier.
 
-    A step: each rank writes its half, a barrier, each adds its gradients to the other's half, a barrier, each reads its
-    own half; so a rank next writes where the other finished reading long ago.
+    Each rank gives one half of its gradients to the other, and adds up the other half: it writes the half that it
+    gives, and after a barrier adds its own values to what the other wrote; after another barrier it reads the sums of
+    its given half. In the next step a rank writes only where the other finished reading before that barrier.
     """
 
     values: Tensor
@@ -65,30 +67,33 @@ class SharedMemory:
 
 @dataclass(kw_only=True)
 class SharedSum:
-    """This step's buckets so far, and their places in the memory. ``factor``: 0.5 for the mean, 1.0 for the sum."""
+    """State of ``shared_memory_hook``: this step's buckets so far, each in two halves. ``factor``: 0.5 for the mean,
+    1.0 for the sum. ``given``, ``added``: pairs of (half of a bucket, its place in the memory); the other rank adds up
+    the given half, this rank the added one.
+    """
 
     memory: SharedMemory
     factor: float = 0.5
-    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # half of a bucket, its place in the memory
-    taken: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)
+    given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    added: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # (future of a bucket, the bucket)
     filled: int = 0  # elements of the memory in use
 
 
 def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average (or sum) over two ranks, bit for bit as an all-reduce; added up after the last bucket. Raises OSError."""
+    """Average (or sum) over two ranks, bit for bit as an all-reduce, after the last bucket of a step. Raises OSError."""
     if bucket.index() == 0:
-        state.given, state.taken, state.futures, state.filled = [], [], [], 0
+        state.given, state.added, state.futures, state.filled = [], [], [], 0
     own = bucket.buffer()
     shared = state.memory.values[state.filled : state.filled + own.numel()]
     state.filled += own.numel()
     middle = own.numel() // 2
     halves = [(own[:middle], shared[:middle]), (own[middle:], shared[middle:])]
-    given, taken = halves if state.memory.rank == 0 else halves[::-1]
+    given, added = halves if state.memory.rank == 0 else halves[::-1]
     torch.mul(given[0], state.factor, out=given[1])
-    taken[0].mul_(state.factor)
+    added[0].mul_(state.factor)
     state.given.append(given)
-    state.taken.append(taken)
+    state.added.append(added)
     future: Future[Tensor] = Future()
     state.futures.append((future, own))
     if bucket.is_last():
@@ -98,7 +103,7 @@ def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Fu
 
 def _add_up(state: SharedSum) -> None:
     state.memory.meet()
-    for own, shared in state.taken:
+    for own, shared in state.added:
         shared.copy_(own.add_(shared))
     state.memory.meet()
     for own, shared in state.given:
@@ -108,31 +113,35 @@ def _add_up(state: SharedSum) -> None:
 
 
 def share_memory(numel: int, context: RankContext) -> SharedMemory | None:
-    """Set up memory (a memfd of rank 0, opened through /proc) for two ranks of one host; None on other ranks."""
+    """Set up memory for ``numel`` gradients of two CPU ranks of one host: a memfd of rank 0, opened through /proc.
+
+    Returns None for other ranks, and if the memory can't be made or opened. Every rank must call it.
+    """
     ranks = context.ranks
     both_here = ranks.world_size == ranks.local_world_size == _RANKS
     if not both_here or context.device.type != "cpu" or sys.platform != "linux":
         return None
-    size = 4 * numel
-    made = _make(size) if context.is_rank_zero else []
-    place = torch.zeros(1 + _DESCRIPTORS, dtype=torch.int64)  # rank 0's process id (0: failed), its descriptors
-    if made:
-        place.copy_(torch.tensor([os.getpid(), *made]))
-    context.broadcast([place])
-    process, *theirs = place.tolist()
-    memory = _open(process, theirs, size, rank=ranks.rank) if process else None
+    size_bytes = 4 * numel
+    created = _create(size_bytes) if context.is_rank_zero else []
+    # tell the other rank where to open them: rank 0's process id (0: failed), and its descriptors
+    numbers = torch.zeros(1 + _DESCRIPTORS, dtype=torch.int64)
+    if created:
+        numbers.copy_(torch.tensor([os.getpid(), *created]))
+    context.broadcast([numbers])
+    process, *descriptors = numbers.tolist()
+    memory = _open(process, descriptors, size_bytes, rank=ranks.rank) if process else None
     opened = context.sum(torch.tensor(float(memory is not None)))  # also a barrier: both have opened it
-    for descriptor in made:
+    for descriptor in created:
         os.close(descriptor)
     return memory if opened.item() == _RANKS else None
 
 
-def _make(size: int) -> list[int]:
-    """Create the memory and both ends of two pipes, or return []."""
+def _create(size_bytes: int) -> list[int]:
+    """Create the memory and two pipes; return [memory, reader, writer, reader, writer], or [] if memory is short."""
     descriptors = [os.memfd_create("paceline-gradients"), *os.pipe(), *os.pipe()]
     try:
         # allocate now: a later page fault without free memory would kill the process
-        os.posix_fallocate(descriptors[0], 0, size)
+        os.posix_fallocate(descriptors[0], 0, size_bytes)
     except OSError:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -140,13 +149,16 @@ def _make(size: int) -> list[int]:
     return descriptors
 
 
-def _open(process: int, descriptors: Sequence[int], size: int, *, rank: int) -> SharedMemory | None:
-    """Open this rank's own ends, so that an end closes when its rank dies. Rank 0 writes to the first pipe."""
+def _open(process: int, descriptors: Sequence[int], size_bytes: int, *, rank: int) -> SharedMemory | None:
+    """Open the memory, and this rank's ends of the pipes alone, so that they close when it dies.
+
+    ``process``, ``descriptors``: of rank 0. Rank 0 writes to the first pipe.
+    """
     memory, *ends = (Path(f"/proc/{process}/fd/{number}") for number in descriptors)
     incoming, outgoing = (ends[2], ends[1]) if rank == 0 else (ends[0], ends[3])
     try:
         with memory.open("r+b") as file:
-            mapped = mmap.mmap(file.fileno(), size)
+            mapped = mmap.mmap(file.fileno(), size_bytes)
         reader = io.FileIO(os.open(incoming, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         writer = io.FileIO(os.open(outgoing, os.O_WRONLY | os.O_CLOEXEC), "w")
     except (OSError, ValueError):  # another process namespace, or /proc is hidden
@@ -156,20 +168,24 @@ def _open(process: int, descriptors: Sequence[int], size: int, *, rank: int) -> 
 
 
 class EarlierParts:
-    """The pairwise sum of a rank's parts but the last: at most log2(n) + 1 lists of gradients for n parts."""
+    """The pairwise sum of all parts of a rank except the last. Instead of the gradients of n parts it keeps at most
+    log2(n) + 1 partial sums, of 8, 4, 2 and 1 parts, for example.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._places = {parameter: place for place, parameter in enumerate(parameters.values())}
-        self._sums: list[tuple[int, list[Tensor]]] = []  # partial sums with their number of parts: 4, 2, 1
+        self._index_of = {parameter: index for index, parameter in enumerate(parameters.values())}
+        self._sums: list[tuple[int, list[Tensor]]] = []  # (number of parts, sum of their gradients)
 
     def forget(self) -> None:
+        """Begin another step."""
         self._sums = []
 
     def take(self) -> None:
         """Move a finished part's gradients into the sum. Raises TrainerError: a parameter took no part in the loss."""
         refuse_missing(self._parameters)
         gradients, count = [cast(Tensor, parameter.grad) for parameter in self._parameters.values()], 1
+        # two sums of equally many parts become one, as carries in a binary counter
         while self._sums and self._sums[-1][0] == count:
             _, earlier = self._sums.pop()
             torch._foreach_add_(earlier, gradients)
@@ -180,9 +196,9 @@ class EarlierParts:
 
     def add_to(self, gradients: list[Tensor], parameters: list[Tensor]) -> None:
         """Add the sum to the last part's gradients of some parameters, in place."""
-        places = [self._places[parameter] for parameter in parameters]
+        indices = [self._index_of[parameter] for parameter in parameters]
         for _, earlier in reversed(self._sums):
-            torch._foreach_add_(gradients, [earlier[place] for place in places])
+            torch._foreach_add_(gradients, [earlier[index] for index in indices])
 
 
 class PartGradients(GradientSync):
@@ -207,10 +223,10 @@ class PartGradients(GradientSync):
 
 @dataclass(kw_only=True)
 class _Exchange:
-    """A bucket in transit. ``whole`` is the bucket, padded to a multiple of the world size."""
+    """A bucket whose slices are exchanged between the ranks."""
 
     bucket: Tensor
-    whole: Tensor
+    whole: Tensor  # the bucket, padded to a multiple of the world size
     slices: Tensor  # [world_size, n]: this rank's slice of each rank's sum
     work: dist.Work
     future: Future[Tensor]
@@ -230,7 +246,7 @@ class _Exchange:
 
 @dataclass(kw_only=True)
 class OrderedSum:
-    """State of ``ordered_sum_hook``. ``shared`` replaces the exchange for two ranks of one host."""
+    """State of ``ordered_sum_hook``. ``shared`` replaces the exchange for two CPU ranks of one host."""
 
     earlier: EarlierParts
     world_size: int

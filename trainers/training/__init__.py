@@ -1,1 +1,1 @@
-"""The training of a run: session (folder to results), loop, step, evaluation, metrics."""
+"""The built-in training: ``session`` (from a run folder to its results) uses ``loop``, and that ``step``."""

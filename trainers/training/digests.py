@@ -1,5 +1,6 @@
-"""Digests of inputs, gradients, weights and buffers, by which `doit diff` finds where two trainings part: sums over the
-bits of a tensor, computed on its device; no step waits for them."""
+"""Digests of inputs, gradients, weights and buffers (trainer.digests), by which `doit diff` finds the first step at
+which two trainings differ. A digest is a sum over the bits of a tensor, computed on its device; no step waits for
+it."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ _factors_by_type: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def _factors(bits: Tensor) -> Tensor:
-    kept = _factors_by_type.get((bits.device, bits.dtype))
-    if kept is None or len(kept) < len(bits):
+    """Return 1, 3, 5, … for the elements of ``bits``, from a table that grows with the largest tensor."""
+    factors = _factors_by_type.get((bits.device, bits.dtype))
+    if factors is None or len(factors) < len(bits):
         count = max(len(bits), 1024)
-        kept = torch.arange(1, 2 * count, 2, dtype=torch.int64, device=bits.device).to(bits.dtype)
-        _factors_by_type[bits.device, bits.dtype] = kept
-    return kept[: len(bits)]
+        factors = torch.arange(1, 2 * count, 2, dtype=torch.int64, device=bits.device).to(bits.dtype)
+        _factors_by_type[bits.device, bits.dtype] = factors
+    return factors[: len(bits)]
 
 
 def state_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -54,27 +56,32 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 class TensorRecorder:
-    """Receives the tensors of a step, one kind (such as GRADIENTS) after the other; this base class ignores them."""
+    """Interface of what receives the tensors of a step, one kind (such as GRADIENTS) after the other."""
 
     def record(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         """Record the tensors of one kind, by name; called in the order in which the step computes them."""
 
 
 class Digests(TensorRecorder):
-    """Digests of every ``every``-th step, on this rank. ``write`` is a collective call."""
+    """Digests of every ``every``-th step, on this rank. ``write`` is a collective call.
+
+    The file has lines {"names": [[kind, name], …]}, and after each of them {"step", "rank", "digests": [a number per
+    name]}.
+    """
 
     def __init__(self, model: nn.Module, context: RankContext, path: Path, every: int) -> None:
         self.every = every
         self._model, self._context, self._path = model, context, path
-        self._step: dict[tuple[str, str], Tensor] = {}
-        self._rows: list[tuple[int, Tensor]] = []
-        self._names: list[tuple[str, str]] = []
-        self._written: list[tuple[str, str]] = []
+        self._step: dict[tuple[str, str], Tensor] = {}  # (kind, name) → digest of the current step
+        self._rows: list[tuple[int, Tensor]] = []  # (step, its digests), not written yet
+        self._names: list[tuple[str, str]] = []  # (kind, name) of each digest of these rows
+        self._written_names: list[tuple[str, str]] = []
 
     def begin(self, step: int) -> None:
-        """Keep the lines up to ``step``, from which the training goes on."""
+        """Remove the lines behind ``step``, from which the training goes on."""
         if self._context.is_rank_zero and self._path.exists():
             lines = self._path.read_text().splitlines(keepends=True) if step else []
+            # an earlier attempt may have died while it wrote the last line
             kept = [line for line in lines if line.endswith("\n") and json.loads(line).get("step", 0) <= step]
             write_atomic(self._path, lambda file: file.write("".join(kept).encode()))
 
@@ -102,14 +109,14 @@ class Digests(TensorRecorder):
         """Gather the rows of all ranks, and append a line per step and rank. Waits for the device."""
         if not self._rows:
             return
-        table = self._context.gather(torch.cat([row for _, row in self._rows]))
+        table = self._context.gather(torch.cat([row for _, row in self._rows]))  # [ranks, steps × names]
         if table is not None:
-            lines = [{"names": [list(name) for name in self._names]}] if self._written != self._names else []
+            lines = [{"names": [list(name) for name in self._names]}] if self._written_names != self._names else []
             width = len(self._names)
             for number, (step, _) in enumerate(self._rows):
                 for rank, row in enumerate(table[:, number * width : (number + 1) * width].tolist()):
                     lines.append({"step": step, "rank": rank, "digests": row})  # type: ignore[dict-item]
             with self._path.open("a") as file:
                 file.write("".join(f"{json.dumps(line)}\n" for line in lines))
-            self._written = self._names
+            self._written_names = self._names
         self._rows = []

@@ -1,4 +1,4 @@
-"""Evaluate a split: loss, accuracy and further metrics. The ranks share the split, and every image counts exactly
+"""The evaluation of a split: loss, accuracy and further metrics. The ranks divide the split; every image counts exactly
 once."""
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates a model on the splits of a pack. ``batch_size``: images in a rank's batch, at least.
+    """Evaluates a model on the splits of a pack. ``batch_size``: smallest number of images in a rank's batch.
 
-    ``more``: further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of the numbers that the
-    model draws. ``shards``: parts in which a split is evaluated and summed, on any number of ranks; 0: one per rank.
+    ``more``: further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of random numbers that
+    the model draws. ``shards``: number of parts in which a split is evaluated and summed; 0: one part per rank.
     """
 
     model: nn.Module
@@ -84,8 +84,10 @@ class Evaluator:
 
     @torch.inference_mode()
     def count_up(self, split: str) -> tuple[Tensor, Tensor]:
-        """Sum the results of a split over all ranks, without waiting for the device: float64 [2 + more], the sum of
-        losses, number of correct predictions, and sums of further metrics; int32 [count], the predicted classes.
+        """Sum the results of a split over all ranks, without waiting for the device.
+
+        Returns float64 [2 + more], the sum of the losses, the number of correct predictions and the sums of further
+        metrics; and int32 [count], the predicted classes.
         """
         context = self.context
         start, stop = self.pack.manifest.splits[split]
@@ -103,14 +105,14 @@ class Evaluator:
                 seed_generators(context.device, key(self.seed, Stream.EVALUATION, part))
                 seeded = part
             logits, labels = self._forward(begin, end)
-            guesses, number = logits.argmax(1), part if self.shards else 0
-            totals[number, 0] += functional.cross_entropy(logits, labels, reduction="sum")
-            totals[number, 1] += (guesses == labels).sum()
+            guesses, row = logits.argmax(1), part if self.shards else 0
+            totals[row, 0] += functional.cross_entropy(logits, labels, reduction="sum")
+            totals[row, 1] += (guesses == labels).sum()
             for column, metric in enumerate(self.more.values(), 2):
-                totals[number, column] += metric(logits, labels).sum(dtype=torch.float64)
+                totals[row, column] += metric(logits, labels).sum(dtype=torch.float64)
             chosen[begin - start : end - start] = guesses
-        context.sum(totals)  # with shards each rank filled its own rows, so nothing but zeros is added to them
-        context.sum(chosen)  # each rank filled its own part and left zeros elsewhere
+        context.sum(totals)  # with shards, each rank has filled its own rows, and the others add zeros
+        context.sum(chosen)  # each rank has filled its own part, and the others add zeros
         return pairwise_sum(totals), chosen
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -138,9 +140,10 @@ class Evaluator:
 
 
 def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
-    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation. mirror: the image and its mirror
-    image. multicrop: also both shifted by one pixel, up and left or down and right, at half the weight (arXiv
-    2404.00498).
+    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation (``tta``: trainer.tta).
+
+    mirror: the image and its mirror image. multicrop: also both shifted by one pixel, up and left as well as down and
+    right, at half the weight (arXiv 2404.00498).
     """
     if tta == "none":
         yield 1.0, images
@@ -149,7 +152,7 @@ def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
     if tta == "multicrop":
         height, width = images.shape[2:]
         padded = bordered(images, _SHIFT_PIXELS, "reflect")
-        shifted = [padded[..., place : place + height, place : place + width] for place in (0, 2 * _SHIFT_PIXELS)]
+        shifted = [padded[..., start : start + height, start : start + width] for start in (0, 2 * _SHIFT_PIXELS)]
     for weight, view in [(0.25 if shifted else 0.5, images), *((0.125, item) for item in shifted)]:
         yield weight, view
         yield weight, view.flip(3)

@@ -1,5 +1,5 @@
-"""Load the weights that a run starts from (init.weights, init.run): a file in the run folder, without running any code
-in it. Rank 0 reads the file and broadcasts them."""
+"""The loader of the weights that a run starts from (init.weights, init.run). The controller has put their file into the
+run folder; rank 0 reads it, without running any code that it may hold, and broadcasts the weights."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours in torch's m
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """How a file of weights was applied: tensors ``loaded``, those of the network that stayed ``fresh`` (other
-    classes), those of the file ``left_out``, and ``notes`` on how it was unwrapped.
+    """How a file of weights was applied: ``setting`` as the user wrote it, how many tensors were ``loaded``, names of
+    the network's tensors that stayed ``fresh`` (other classes) and of the file's that were ``left_out``, and ``notes``
+    on how the state dict was found in the file.
     """
 
     setting: str
@@ -56,7 +57,9 @@ class Initial:
 def load(
     config: TrainConfig, network: nn.Module, context: RankContext, run_dir: Path, num_classes: int
 ) -> Initial | None:
-    """Load the weights that ``config.init`` names, on every rank; rank 0 returns how. Raises TrainerError."""
+    """Load the weights that ``config.init`` names, on every rank. Rank 0 returns how; the others, and a run with fresh
+    weights, return None. Raises TrainerError.
+    """
     setting = config.init.setting
     if not setting:
         return None
@@ -69,7 +72,7 @@ def load(
 
 
 def read(path: Path, setting: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
-    """Return a file's tensors by name, notes on how it was unwrapped, and its sha256. Raises TrainerError."""
+    """Return a file's tensors by name, notes on how they were found in it, and its sha256. Raises TrainerError."""
     try:
         actual_sha256 = sha256_file(path)
         if sha256 is not None and actual_sha256 != sha256:
@@ -88,7 +91,7 @@ def read(path: Path, setting: str, sha256: str | None) -> tuple[dict[str, Tensor
 
 
 def unwrapped(content: Any, setting: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the state dict in a file's content; return it with notes on how it was unwrapped. Raises TrainerError."""
+    """Find the state dict in a file's content; return it with notes on how it was found. Raises TrainerError."""
     notes = []
     for name in _INSIDE:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
@@ -116,7 +119,7 @@ def fit(
     num_classes: int,
     setting: str,
 ) -> Initial:
-    """Copy ``weights`` into the network. One layer may differ in its number of classes: it stays fresh.
+    """Copy ``weights`` into the network. The last layer may differ in its number of classes; then it stays fresh.
 
     Raises TrainerError, and copies nothing: a tensor is missing, unknown, of another shape or kind, or not finite.
     """
@@ -148,16 +151,21 @@ def fit(
 
 
 def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
-    """Return the tensors of the classifier layer, if exactly one layer differs in its number of classes alone."""
+    """Return the names of the classifier layer's tensors, if it differs from the file's in its number of classes.
+
+    It is recognised by that difference, so exactly one layer must have it; else return [].
+    """
     names = []
     for name in own.keys() & weights.keys():
-        wanted, given = own[name].shape, weights[name].shape
-        if wanted != given and len(wanted) == len(given) > 0 and wanted[1:] == given[1:] and wanted[0] == num_classes:
+        here, there = own[name].shape, weights[name].shape
+        if here != there and len(here) == len(there) > 0 and here[1:] == there[1:] and here[0] == num_classes:
             names.append(name)
-    return [name for name in own if name in names] if len({name.rpartition(".")[0] for name in names}) == 1 else []
+    layers = {name.rpartition(".")[0] for name in names}
+    return [name for name in own if name in names] if len(layers) == 1 else []
 
 
 def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
+    """Describe the tensors that the file lacks, has in excess, or has in another form; '' if there are none."""
     missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
     extra = [name for name in weights if name not in own and name not in spared]
     other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
@@ -177,7 +185,7 @@ def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: C
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:
-    """Tell real, complex and integer apart; within a kind, values may be rounded."""
+    """Return what tells real, complex and integer tensors apart; between dtypes of one kind, values may be rounded."""
     return tensor.is_floating_point(), tensor.is_complex()
 
 

@@ -1,4 +1,5 @@
-"""The training loop of one rank: set-up, resume, training, evaluation, checkpoints. No step waits for the device."""
+"""The training loop of one rank: set-up, resume, training, evaluation, checkpoints. No step waits for the device:
+losses are read from it only when they are logged. ``trainers.training.session`` calls it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ from trainers.training.step import Stepper
 
 
 class Trainer:
-    """Trains on one rank. Call ``prepare()``, then ``train()``, then ``test()``."""
+    """Trains on one rank. Call ``prepare()``, then ``train()``, then ``test()``. Files are written by rank 0 alone,
+    where ``folder`` (checkpoints) and ``metrics`` (metrics.jsonl) are set.
+    """
 
     def __init__(self, config: TrainConfig, pack: MappedPack, context: RankContext, run_dir: Path) -> None:
         self.config, self.pack, self.context, self.run_dir = config, pack, context, run_dir
@@ -71,7 +74,7 @@ class Trainer:
         """Warm up, then load the newest good checkpoint, which rank 0 broadcasts, or else share fresh weights."""
         resume_garbage_collection()
         warm_up_s = self._warm_up()
-        own_row = self.stepper.own_row()
+        own_row = self.stepper.own_row()  # the state that each rank has for itself, as a row
         self.nodes = hardware_of_nodes(self.context)
         resumed: Checkpoint | None = None
         table: Tensor | None = None
@@ -81,13 +84,14 @@ class Trainer:
         self._broadcast_position()
         self.context.broadcast(self.stepper.replicated_tensors())
         self.stepper.scatter_rows(table, own_row)
-        if self.step:
+        if self.step:  # with fsdp, each rank gets its slices of the checkpoint
             self.stepper.distribute(resumed)
         if self.digests is not None:
             self.digests.begin(self.step)
         self.progress.warm_up_s += warm_up_s
 
     def _resume(self) -> Checkpoint | None:
+        """Load the newest good checkpoint on rank 0, if there is one, and open the files that rank 0 writes."""
         owner = Identity.of(
             self.config,
             self.pack.manifest.digest,
@@ -114,7 +118,7 @@ class Trainer:
         return resumed
 
     def _rows_of_ranks(self, own_row: Tensor, resumed: Checkpoint | None) -> Tensor:
-        """Return the state that each rank has for itself, [world_size, n], on rank 0; fresh ranks have it alike."""
+        """Return the state that each rank has for itself, [world_size, n]: the checkpoint's, or rank 0's for all."""
         world_size = self.context.ranks.world_size
         if resumed is None:
             return rank_state.spread(own_row.unsqueeze(0), world_size)
@@ -127,8 +131,8 @@ class Trainer:
         unread, self.progress.unread_losses = self.progress.unread_losses, []
         if len(unread) != self.steps.parts:  # another number of ranks has written them
             unread = [[]]
-        known = (self.step, len(unread[0]), self.progress.best_accuracy, self.progress.evaluations_since_best)
-        values = torch.tensor(known, dtype=torch.float64, device=self.context.device)
+        numbers = (self.step, len(unread[0]), self.progress.best_accuracy, self.progress.evaluations_since_best)
+        values = torch.tensor(numbers, dtype=torch.float64, device=self.context.device)
         self.context.broadcast([values])
         step, unread_steps, best_accuracy, since_best = values.tolist()
         self.step = self.saved_step = int(step)
@@ -138,11 +142,12 @@ class Trainer:
     def _warm_up(self) -> float:
         """Run passes that change nothing, and return their seconds.
 
-        The passes run before a checkpoint is loaded, as only they create some of the state that it holds.
+        The passes come before a checkpoint is loaded, because they create some of the state that it is copied into.
         """
         stepper, compiles = self.stepper, self.config.trainer.compile
-        whole = stepper.strategy.layout.name == "ddp" and self.context.ranks.world_size > 1
-        if whole and self.context.device.type == "cpu" and not compiles:
+        replicated = stepper.strategy.layout.name == "ddp" and self.context.ranks.world_size > 1
+        # only in this case can Python see each gradient at the moment when it is computed
+        if replicated and self.context.device.type == "cpu" and not compiles:
             HEARTBEAT.watch_gradients(self.model)
         if not stepper.warm_up_passes:
             return 0.0
@@ -171,7 +176,7 @@ class Trainer:
                     termination.end()
                 HEARTBEAT.begin_step(self.step + 1)
                 epoch, position = self.steps.place(self.step)
-                if plan is None or position == 0:
+                if plan is None or position == 0:  # the attempt or an epoch begins
                     plan = self.plan(epoch, position)
                     self.stepper.begin_training()
                 self._one_step(plan, position)
@@ -192,7 +197,7 @@ class Trainer:
             self.folder.wait()
 
     def _save_at_once(self, began: float) -> None:
-        """Write a checkpoint of the current step and wait for the disk, on all ranks."""
+        """Write a checkpoint of the current step, because of SIGTERM, and wait for the disk, on all ranks."""
         if self.step != self.saved_step:
             epoch, position = self.steps.place(self.step)
             skip_nonfinite = self.config.trainer.skip_nonfinite
@@ -230,12 +235,14 @@ class Trainer:
         """Log, evaluate and save if they are due, which depends on the step only (and on requests of rank 0)."""
         trainer = self.config.trainer
         last, epoch_ends = self.step == self.steps.total, position == self.steps.per_epoch
+        # decide what is due, alike on all ranks
         evaluates = last or (epoch_ends and (epoch + 1) % trainer.eval_every_epochs == 0)
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
+        # the controller ends the run (a sweep prunes a trial) by a file on rank 0's host alone, but all ranks must stop
+        # at the same step: the request goes to the other ranks with the losses
         if epoch_ends and not last and self.context.is_rank_zero and (self.run_dir / run_folder.PRUNE).exists():
-            # only rank 0's host has that file, and all ranks must stop at the same step
             self.losses.request(stop=True)
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch, evaluates=evaluates)
@@ -252,6 +259,10 @@ class Trainer:
             self.throughput.restart()
 
     def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
+        """Read the losses of all ranks, which waits for the device, and write a line of metrics.
+
+        Returns what was read, and the images per second since the last time.
+        """
         self.attempt.check()
         if self.digests is not None:
             self.digests.write()
@@ -284,6 +295,7 @@ class Trainer:
         return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _after_evaluation(self) -> str:
+        """Name what follows an evaluation, for ``doing`` in metrics.jsonl."""
         if self.pruned:
             return "saving a checkpoint and ending early"
         if self._is_over:
@@ -291,6 +303,7 @@ class Trainer:
         return "training"
 
     def _validate(self, epoch: int) -> float | None:
+        """Evaluate the val split and record the result; return its accuracy, or None if there is no such split."""
         if not self.pack.manifest.size("val"):
             return None
         with self.stepper.averaged_weights():
@@ -318,7 +331,7 @@ class Trainer:
         table = self.context.gather(self.stepper.own_row())
         model, optimizer = self.stepper.copies()
         self.saved_step, self._saved_at = self.step, time.monotonic()
-        if self.folder is None or self.metrics is None or table is None:
+        if self.folder is None or self.metrics is None or table is None:  # not rank 0
             return
         self.progress.images_per_s = self.throughput.median()
         self.folder.save(
@@ -364,10 +377,10 @@ class Trainer:
     def check_data(self) -> None:
         """Check on all ranks that the data are unchanged, before a result of them is saved. Raises TrainerError."""
         damage = self.watch.damage() if self.watch is not None else None
-        whole = self.context.all_reduce_min(int(damage is None))
+        all_intact = self.context.all_reduce_min(int(damage is None))
         if damage is not None:
             raise set_aside(damage)
-        if not whole:
+        if not all_intact:
             raise TrainerError("the data of another rank were altered during the training; the same command fixes it")
 
     def close(self) -> None:

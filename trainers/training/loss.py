@@ -1,4 +1,5 @@
-"""The training loss and further metrics: torch's cross-entropy, or user-defined functions."""
+"""The loss function of a training and its further metrics (torch's cross-entropy, or user-defined functions), and
+``Losses``, which collects the values of all steps and ranks until they are logged."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
+    """Load and try a user-defined loss: a class whose objects are called, or a function. Raises ConfigError."""
     own = options.load_target(target)
     kept = options.accepted(own, args, {"num_classes": classes})
     made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
@@ -56,7 +58,7 @@ def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.
 
 
 def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[str, Loss]:
-    """Load metrics of one's own: functions of logits [n, classes] and labels [n] to values [n]. Raises ConfigError."""
+    """Load and try user-defined metrics: logits [n, classes] and labels [n] to values [n]. Raises ConfigError."""
     functions = {name: options.load_target(target) for name, target in config.metrics.items()}
     logits, labels = (
         torch.zeros(_IMAGES, classes, device=device),
@@ -114,7 +116,7 @@ def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothin
 class Reading:
     """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
 
-    ``checkpoint_requested`` and ``stop_requested``: rank 0 has called ``request``, the latter with ``stop``.
+    ``checkpoint_requested``: rank 0 has called ``Losses.request``; ``stop_requested``: with ``stop``.
     """
 
     loss: float
@@ -124,16 +126,19 @@ class Reading:
 
 
 class Losses:
-    """The training losses since the last read, a row per part, on the device; only ``read`` waits for it."""
+    """The training losses since the last read, on the device, a row per part of the global batch (without
+    trainer.shards, per rank). Only ``read`` and ``unread`` wait for the device. A request of rank 0 travels with them.
+    """
 
     def __init__(self, context: RankContext, capacity: int, parts_per_rank: int = 1) -> None:
+        """``capacity``: the most steps between two reads."""
         self._context = context
         first, self._source = context.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
         self._own = slice(first, first + parts_per_rank)
         rows = context.ranks.world_size * parts_per_rank
         self._values = torch.zeros(rows, capacity + 1, device=context.device)  # last column: rank 0's request
-        self._count = 0
-        self._restored = 0  # how many of these losses were computed by an earlier attempt
+        self._count = 0  # columns in use
+        self._restored = 0  # how many of them an earlier attempt has computed
 
     def add(self, loss: Tensor) -> None:
         """Keep the mean losses of this rank's parts of the batch: a scalar, or [parts]."""
@@ -158,7 +163,11 @@ class Losses:
         self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
 
     def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
-        """Return the mean loss since the last read, over all ranks, on each. Raises TrainerError: one is not finite."""
+        """Return the mean loss since the last read, over all ranks; every rank must call it.
+
+        ``last_step``: of these losses; ``saved_step``: of the newest checkpoint, for the message. Raises TrainerError:
+        a loss is not finite.
+        """
         steps = self._count - self._restored
         rows, request = self._rows()
         if not skip_nonfinite:
@@ -168,7 +177,9 @@ class Losses:
         return Reading(loss=mean, steps=steps, checkpoint_requested=request > 0, stop_requested=request > 1)
 
     def _rows(self) -> tuple[list[list[float]], float]:
+        """Take out the losses of all ranks, [parts][steps], and rank 0's request."""
         count, self._count, self._restored = self._count, 0, 0
+        # each rank has filled its own rows, so the sum puts all rows together
         table: list[list[float]] = self._context.read(self._context.sum(self._values))
         self._values.zero_()
         return [row[:count] for row in table], table[0][-1]

@@ -1,4 +1,5 @@
-"""Set up a run's network: build, calibrate, freeze, precision, kernels, and seeds of its random layers."""
+"""The set-up of a run's network: how it is built, calibrated and frozen, its precision, its kernels, and the seeds of
+its random layers."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _synchronised(network: nn.Module, context: RankContext) -> nn.Module:
 
 
 def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext, *, seed: int) -> nn.Module:
-    """Build a network with fresh weights. They depend on the seed alone, as they are drawn on the CPU.
+    """Build a network with fresh weights. They depend on the seed alone, because they are drawn on the CPU.
 
     Raises ConfigError: the network does not fit the images; TrainerError: the GPU's memory has no room for its weights.
     """
@@ -73,7 +74,7 @@ def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext,
 
 
 def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> None:
-    """Show images from all over the train split to a network that has a ``calibrate`` method."""
+    """Call the network's ``calibrate`` method, if it has one, with images from all over the train split."""
     if isinstance(network, models.Calibrated):
         start, stop = pack.manifest.splits["train"]
         count = min(_CALIBRATION_IMAGES, stop - start)
@@ -84,7 +85,7 @@ def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> No
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one CPU thread inside this context: their number must not influence the initial weights."""
+    """Compute with one CPU thread inside this context, because the number of threads must not change the weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -175,6 +176,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
+    """Return a hint for a pattern that matches no parameter."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"did you mean {pattern}.*?"
     first = list(dict.fromkeys(name.partition(".")[0] for name in names))

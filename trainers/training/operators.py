@@ -1,4 +1,5 @@
-"""Digests of each operator of a few steps: `doit diff` finds the first operator at which two trainings differ."""
+"""The replay of a few steps that records a digest of each torch operator's results. `doit diff` starts it on two runs,
+to find the first operator at which they differ."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from trainers.training.digests import TensorRecorder, digest, state_of
 from trainers.training.step import Stepper
 
 _COLLECTIVES = ("c10d", "_c10d_functional")
-_FSDP = "fsdp"  # copies into and out of buffers, of which a part is new memory
+_FSDP = "fsdp"  # not recorded: its buffers have parts that are never written, with arbitrary content
 
 
 def requested_replay() -> Replay | None:
@@ -37,7 +38,7 @@ class Replay:
         self._lines: list[dict[str, Any]] = []
 
     def step(self, stepper: Stepper, run_dir: Path, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Run step ``step`` (from 0) of the run."""
+        """Run step ``step`` (from 0) of the run; record it if it is one of those, and write the file after the last."""
         number = step + 1
         if number < self.first:
             return stepper(plan, step, position)

@@ -1,4 +1,4 @@
-"""What has been measured of a run so far, over all of its attempts: a checkpoint keeps it."""
+"""The measurements of a run so far, over all of its attempts: times, rates and metrics. A checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NonFinite:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Measurements of the run so far. Those of rank 0 count, which writes the results.
+    """Measurements of the run so far. Rank 0's are used, because it writes the results.
 
     Attributes:
         train_s: seconds of training, with evaluations and checkpoints.
@@ -36,7 +36,7 @@ class Progress:
         nonfinite: the values that ``record_metrics`` has left out, by metric.
         best_accuracy: the best val/accuracy; -1: there was no evaluation. It is the same on all ranks.
         evaluations_since_best: evaluations of the val split after the best one. It is the same on all ranks.
-        unread_losses: losses that an interrupted interval of metrics.jsonl left, [parts, steps].
+        unread_losses: losses since the last line of metrics.jsonl, if SIGTERM interrupted an interval; [parts, steps].
     """
 
     train_s: float = 0.0
@@ -50,7 +50,7 @@ class Progress:
     unread_losses: list[list[float]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a copy as plain data, which later changes don't reach."""
+        """Return a copy as plain data, for a checkpoint that is written while the training goes on."""
         return asdict(self)
 
     @classmethod
@@ -60,7 +60,7 @@ class Progress:
         return cls(**{**content, "nonfinite": nonfinite})
 
     def record_metrics(self, metrics: Mapping[str, float], step: int) -> tuple[dict[str, float], list[str]]:
-        """Keep the finite metrics of an evaluation; others are left out and counted, as JSON has none.
+        """Keep the finite metrics of an evaluation. NaN and infinity, which JSON lacks, are left out and counted.
 
         Return the finite ones, and a warning for each metric that was left out for the first time.
         """
@@ -110,10 +110,10 @@ class Throughput:
     def median(self) -> float:
         """Return the median over steps, without the first interval (warm-up) if there are more. 0 without intervals."""
         rates = sorted(self._rates[1:] or self._rates)
-        half, seen = sum(steps for _, steps in rates) / 2, 0
+        half, steps_so_far = sum(steps for _, steps in rates) / 2, 0
         for rate, steps in rates:
-            seen += steps
-            if seen >= half:
+            steps_so_far += steps
+            if steps_so_far >= half:
                 return rate
         return 0.0
 
@@ -124,7 +124,8 @@ class MetricsFile:
     def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
         """Open the file with exactly ``text`` as content: the lines up to the checkpoint that the run resumes from.
 
-        ``damage`` says that the file began otherwise; normally it is empty. ``attempt`` is the run id of new lines.
+        ``damage`` is set to a description if the file didn't begin with ``text``, else to ''. ``attempt`` is the run id
+        of new lines.
         """
         self.damage = _restore(path, text)
         self._path, self._texts, self._attempt = path, [text], attempt
@@ -138,8 +139,8 @@ class MetricsFile:
 
     def write(self, step: int, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
         """Append a line: ``step`` counts finished steps, ``epoch`` from 1, ``doing`` is the activity that follows."""
-        place = {"t": round(time.time(), 6), "step": step, "epoch": epoch}
-        text = json.dumps({**place, "metrics": metrics, "attempt": self._attempt, "doing": doing}, allow_nan=False)
+        position = {"t": round(time.time(), 6), "step": step, "epoch": epoch}
+        text = json.dumps({**position, "metrics": metrics, "attempt": self._attempt, "doing": doing}, allow_nan=False)
         text += "\n"
         self._texts.append(text)
         with explained(self._path, len(text)):

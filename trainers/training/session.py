@@ -1,4 +1,4 @@
-"""One training run from config.json to summary.json: the sequence of steps on every rank."""
+"""One attempt of a built-in training on this rank, from config.json to summary.json: the order of all that is done."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out wit
 
 
 def run(path: Path, observed: ObservedRank | None = None) -> None:
-    """Train with the configuration ``config.json`` at ``path``; its folder is the run folder.
+    """Train with the configuration at ``path``, config.json in the run folder.
 
     ``observed`` records what this process reads. Raises ConfigError, TrainerError: the message says how to fix it.
     """
@@ -58,7 +58,7 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
     watch = PackWatch(pack)  # before the digests are checked, so that no write goes unnoticed
     # hash the data in a thread, on one rank per node, while the process group connects
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
-    check = thread.submit(check_digests, pack) if read_ranks().local_rank == 0 else None
+    data_check = thread.submit(check_digests, pack) if read_ranks().local_rank == 0 else None
     keep_freed_memory()
     with ExitStack() as stack:
         context = stack.enter_context(connect(config.strategy.backend))
@@ -72,9 +72,9 @@ def run(path: Path, observed: ObservedRank | None = None) -> None:
             trainer.say(_idle_cores(idle_cores, context.ranks))
         if pack.manifest.synthetic:
             trainer.say(SYNTHETIC)
-        if check is not None:  # before training reads the first image
+        if data_check is not None:  # before training reads the first image
             try:
-                check.result()
+                data_check.result()
             except DamagedPackError as damage:
                 raise set_aside(damage) from damage  # safe from here on: every rank of the node has opened the pack
         context.wait_for_all("data checked")
@@ -139,6 +139,7 @@ def _idle_cores(idle: int, ranks: Ranks) -> str:
 
 
 def _unused(steps: Steps, manifest: Manifest) -> str:
+    """Return lines about train images that an epoch leaves out, and about a missing val split."""
     lines, available = "", manifest.size("train")
     unused = available - steps.per_epoch * steps.global_batch_size
     if unused > available * _MANY_UNUSED:
@@ -181,7 +182,11 @@ def note_pruned(trainer: Trainer) -> None:
 
 
 def finish(trainer: Trainer, test: Evaluation, observed: ObservedRank | None) -> None:
-    """Write the results on rank 0, summary.json last, as it holds the other digests. Every rank must call it."""
+    """Write the results on rank 0; summary.json last, because it has the digests of the others. Every rank must call
+    it.
+
+    ``test``: the evaluation of the test split.
+    """
     HEARTBEAT.enter(Phase.ENDING)
     weights = trainer.stepper.strategy.layout.weights()
     records = _input_records(trainer.context, observed)
@@ -212,6 +217,7 @@ def _input_records(context: RankContext, observed: ObservedRank | None) -> list[
 
 
 def _write_outputs(trainer: Trainer, test: Evaluation, weights: dict[str, Tensor]) -> tuple[str, dict[str, str]]:
+    """Write final weights and predictions; return the digest of the weights, and file → sha256 of all outputs."""
     run_dir, pack = trainer.run_dir, trainer.pack
     file_sha256, digest = write_weights(run_dir / run_folder.FINAL_WEIGHTS, weights, {"step": trainer.step})
     start, stop = pack.manifest.splits["test"]

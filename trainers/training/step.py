@@ -1,4 +1,5 @@
-"""One optimizer step: batch, forward, backward, gradient averaging, update. Nothing here waits for the device."""
+"""One optimizer step: batch, forward pass, backward pass, average of the gradients, update. Nothing here waits for the
+device. ``GradScaler``, ``clip`` and ``WeightAverage`` are its optional pieces."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Stepper:
         normalise: Normaliser,
         precision: str,
     ) -> None:
-        """``precision``: fp32, bf16 or fp16."""
+        """``precision``: fp32, bf16 or fp16. Every rank must call it."""
         self.config, self.pack, self.context, self.model = config, pack, context, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
         self.strategy = strategies.build(config, model, context, precision)
@@ -62,7 +63,7 @@ class Stepper:
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, context.device)
         self.augmentation = own_augmentation(config.dataset, pack.manifest, context.device)
-        self.tensor_recorder: TensorRecorder | None = None  # for the next step
+        self.tensor_recorder: TensorRecorder | None = None  # records the tensors of the next step
         self._prepares_kernels = config.trainer.compile or context.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
@@ -89,7 +90,9 @@ class Stepper:
         return max(self.gradient_sync.warm_up_passes, _WARM_UP_STEPS if self._prepares_kernels else 0)
 
     def warm_up(self, plan: EpochPlan) -> None:
-        """Run passes whose update is skipped and whose batch statistics are restored. Raises TrainerError."""
+        """Run passes that compile, choose kernels and let the strategy prepare itself, but leave no trace in the state:
+        updates are skipped, and batch statistics restored. Raises TrainerError.
+        """
         before = [(item, item.clone()) for item in self.model.buffers()]
         size = self.steps.micro_batch_size
         part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
@@ -126,9 +129,9 @@ class Stepper:
 
     def state(self) -> dict[str, list[Tensor]]:
         """Return the training state besides the model, as named lists; a checkpoint is loaded by copying into them."""
-        guard = {} if self.grad_scaler is None else self.grad_scaler.state()
+        scaler = {} if self.grad_scaler is None else self.grad_scaler.state()
         average = {} if self.average is None else {"average": self.average.values}
-        return {**self.optimizer.state(), **guard, **average}
+        return {**self.optimizer.state(), **scaler, **average}
 
     def own_row(self) -> Tensor:
         """Return the state that only this rank holds, the batch statistics of its parts, as a row [n] on its device."""
@@ -146,10 +149,11 @@ class Stepper:
 
     def load(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Copy a checkpoint's replicated state into the model and optimizer. Raises TrainerError: it does not fit."""
+        # with fsdp, only the buffers are replicated here; ``distribute`` loads the slices of the weights
         (model, optimizer), is_whole = self._replicated(), self.strategy.layout.name == "ddp"
-        given = {name: value for name, value in checkpoint.model.items() if is_whole or name in model}
+        weights = {name: value for name, value in checkpoint.model.items() if is_whole or name in model}
         try:
-            self.model.load_state_dict(given, strict=is_whole)
+            self.model.load_state_dict(weights, strict=is_whole)
         except RuntimeError as error:
             raise TrainerError(
                 f"the checkpoint of step {checkpoint.step} does not fit model={self.config.model.name} "
@@ -164,7 +168,9 @@ class Stepper:
         return self.strategy.layout.copies(self.state())
 
     def distribute(self, checkpoint: Checkpoint | None) -> None:
-        """Load what each rank has a slice of from rank 0's checkpoint (None elsewhere). Every rank must call it."""
+        """Load this rank's slices of sharded tensors from rank 0's checkpoint (None elsewhere). Every rank must call
+        it.
+        """
         self.strategy.layout.distribute(checkpoint, self.state())
 
     def _replicated(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
@@ -192,16 +198,20 @@ class Stepper:
             self.average = None
 
     def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Average the gradients of the global batch. This rank computes its parts one after the other."""
-        losses, own = [], self.steps.parts_of(self.context.ranks.rank)
+        """Average the gradients of the global batch; return this rank's losses, a scalar or [parts].
+
+        This rank computes its parts one after the other.
+        """
+        losses, parts = [], self.steps.parts_of(self.context.ranks.rank)
         first = self.steps.first_sample(position, self.context.ranks.rank)
         self._begin()
-        for number, part in enumerate(own):
+        for number, part in enumerate(parts):
             if number:
                 self.gradient_sync.next_part()
+            # a part draws the same numbers on whatever rank it is computed
             seed_generators(self.context.device, key(self.config.seed, Stream.DROPOUT, step, part))
             with self.buffers.of(number):
-                losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
+                losses.append(self._part(plan, first + number * self.steps.part_size, last=part == parts[-1]))
         self.gradient_sync.finish()
         if self.tensor_recorder is not None:
             self.tensor_recorder.record(GRADIENTS, gradients_of(self.model))
@@ -234,6 +244,7 @@ class Stepper:
             self.grad_scaler.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
+        """Add the gradients of one micro-batch; return its mean loss."""
         config = self.config
         HEARTBEAT.enter(Phase.LOADING)
         images, labels = training_batch(self.pack, part, config.dataset, self.normalise, self.augmentation)
@@ -249,7 +260,7 @@ class Stepper:
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
-    """Return the message for a full GPU: the next smaller micro-batch that divides a part, if there is one."""
+    """Return the message for a full GPU, which advises the next smaller micro-batch that divides a part, if any."""
     size = steps.micro_batch_size
     seen = f"GPU memory is full on rank {rank} with {size} images at once ({steps.rank_batch_size} a rank and step)"
     smaller = max((part for part in range(1, size) if steps.part_size % part == 0), default=None)
@@ -260,13 +271,14 @@ def out_of_memory(steps: Steps, rank: int) -> str:
 
 
 _FIRST_SCALE = 2.0**16
-_GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
+_GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000  # torch.amp.GradScaler's defaults
 
 
 class GradScaler:
-    """Skips an update whose gradients are not finite, and scales the loss for fp16, on the device, by the rule of
-    torch.amp.GradScaler (Micikevicius et al. 2018); that doesn't restore the buffers in ``statistics``. Call
-    ``begin()`` before the forward pass, ``inspect()`` after the gradients are averaged, and ``end()`` last.
+    """Skips an update whose gradients are not finite, and scales the loss for fp16, by the rule of
+    torch.amp.GradScaler (Micikevicius et al. 2018) but without waiting for the device. Unlike torch's, it also restores
+    the batch statistics of a skipped step. Call ``begin()`` before the forward pass, ``inspect()`` after the gradients
+    are averaged, and ``end()`` last.
     """
 
     def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:
@@ -280,13 +292,13 @@ class GradScaler:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Save the buffers."""
+        """Copy the batch statistics, for a step that is skipped."""
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 
     @torch.no_grad()
     def inspect(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Divide the gradients by the scale in place. Returns ``found_inf`` for the optimizer."""
+        """Divide the gradients by the scale in place. Returns ``found_inf`` for the optimizer, 1.0 if one isn't finite."""
         self.found_inf.zero_()
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self.found_inf, self.scale.reciprocal())
         return self.found_inf
@@ -307,15 +319,17 @@ class GradScaler:
 
 @torch.no_grad()
 def clip(layout: Layout, max_norm: float, gradients: list[Tensor]) -> Tensor:
-    """Shorten the complete gradients in place (Pascanu et al. 2013); return their norm before, over all slices."""
+    """Scale the gradients down in place to ``max_norm`` (Pascanu et al. 2013); return their norm before that. Gradients
+    and norm are those of the whole network, also where this rank has only slices.
+    """
     norm = layout.whole_norm(get_total_norm(gradients))
     clip_grads_with_norm_(layout.parameters, max_norm, norm)
     return norm
 
 
 class WeightAverage:
-    """Exponential running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992); with fsdp, of
-    slices. It starts with the weights after the first step. Buffers such as batch statistics are not averaged.
+    """Exponential running average of the weights, by torch.optim.swa_utils (Polyak, Juditsky 1992); with fsdp, of this
+    rank's slices. It starts with the weights after the first step. Buffers (batch statistics) are not averaged.
     """
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
