@@ -43,11 +43,10 @@ _NOT_COMPARED = {  # settings that may change between the attempts of a run: the
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0).
-
-    ``own``: the state that differs between ranks (batch statistics), [world_size, values]; with trainer.shards, which
-    divides each batch into that number of parts, [parts, values]. ``progress``: ``Progress`` as a dictionary.
-    ``metrics``: the content of metrics.jsonl, stored in the .json.
+    """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0). ``own``: the state that differs
+    between ranks (batch statistics), [world_size, values]; with trainer.shards, which divides each batch into that
+    number of parts, [parts, values]. ``progress``: ``Progress`` as a dictionary. ``metrics``: the content of
+    metrics.jsonl, stored in the .json.
     """
 
     step: int
@@ -67,14 +66,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run that a checkpoint belongs to. ``config``: dotted field → value, of the fields that influence the weights;
-    ``hardware``: the kind of device, by its name.
-    """
+    """The run that a checkpoint belongs to. ``config``: dotted field → value, if the field influences the weights."""
 
     config: Mapping[str, Any]
     dataset_digest: str
     world_size: int
-    hardware: str
+    hardware: str  # device type and precision, such as "cuda in bf16"
 
     @classmethod
     def of(cls, config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str) -> Identity:
@@ -139,10 +136,7 @@ class CheckpointFolder:
         probe.unlink()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Start writing a checkpoint, whose tensors must not change any more.
-
-        Waits for the previous write first. Raises TrainerError: that write failed.
-        """
+        """Start writing a checkpoint, whose tensors must not change any more. Raises TrainerError of the last write."""
         self.wait()
         self._pending = self._writer.submit(self._write, checkpoint)
 
@@ -163,7 +157,6 @@ class CheckpointFolder:
 
     def newest_good(self) -> Iterator[Checkpoint | str]:
         """Yield warnings (text) about checkpoints that are skipped or resumed inexactly, then the newest good one.
-
         Raises TrainerError: the newest good one belongs to another data set or configuration.
         """
         if not self._folder.is_dir():
@@ -249,10 +242,7 @@ def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
 
 
 def _make_contiguous(checkpoint: Checkpoint) -> None:
-    """Make the tensors contiguous, so that equal values give equal bytes.
-
-    Each copy replaces its tensor at once, so that memory holds only one tensor twice.
-    """
+    """Make the tensors contiguous, so that equal values give equal bytes; one at a time, to save memory."""
     for name, value in checkpoint.model.items():
         checkpoint.model[name] = value.contiguous()
     for values in checkpoint.optimizer.values():
@@ -283,9 +273,8 @@ def _set_aside(path: Path) -> None:
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Remove all but the last ``keep`` checkpoints that end with ``newest``, which is complete. Raises OSError.
-
-    Later ones are left alone: they may be damaged, and newest_good deals with them.
+    """Remove all but the last ``keep`` checkpoints that end with ``newest``, which is complete. Raises OSError. Later
+    ones are left alone: they may be damaged, and newest_good deals with them.
     """
     folder = newest.parent
     for old in [path for path in step_files(folder) if path <= newest][:-keep]:
@@ -310,9 +299,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], notes: Mapping[str, Any]) -> tuple[str, str]:
-    """Write plain weights, and ``notes`` into a .json beside them. Returns the sha256 of the file and that of the
-    weights (``weights_digest``). Raises TrainerError.
-    """
+    """Write weights, and ``notes`` as .json; return the sha256 of the file and of the weights. Raises TrainerError."""
     sha256 = write_tensors(path, weights, needed_bytes=sum(item.nbytes for item in weights.values()))
     digest = weights_digest(weights)
     content = {"sha256": sha256, "weights_sha256": digest, **notes}
@@ -333,9 +320,8 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def write_tensors(path: Path, content: Any, *, needed_bytes: int) -> str:
-    """Write with torch.save what torch.load(weights_only=True) can read; return the file's sha256.
-
-    Raises TrainerError: the disk is full, or the file can't be written for another reason.
+    """Write with torch.save what torch.load(weights_only=True) can read; return the file's sha256. Raises TrainerError:
+    the disk is full, or the file can't be written for another reason.
     """
 
     def save(file: HashingFile) -> None:

@@ -23,10 +23,7 @@ from trainers.distributed.ranks import read_ranks
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
-    """Call ``run`` with the path of config.json from the command line, while the node agent watches this rank.
-
-    Ends the process if ``run`` fails.
-    """
+    """Call ``run`` with the path of config.json while the agent watches this rank; end the process if it fails."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
@@ -40,15 +37,10 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
 
 
 def run_entry(run: Callable[[], None]) -> None:
-    """Call ``run`` in this rank. If it fails, print the error and end the process with exit code 1.
-
-    An error that a user can fix is printed as one line, once per node; any other with its traceback, by each rank.
-    """
+    """Call ``run``; if it fails, print the error (in one line per node if a user can fix it) and exit with code 1."""
     _restrict_import_path()
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
-    # Imports make half a million objects that stay, so a garbage collection during them is wasted: a quarter of their
-    # time. resume_garbage_collection (trainers.distributed.resources) turns it on again.
-    gc.disable()
+    gc.disable()  # imports make half a million objects that stay; without collections they take a quarter less time
     from torch.distributed.elastic.multiprocessing.errors import record  # torch: only now is sys.path set
 
     ranks = read_ranks()  # before a user's model may change the environment
@@ -65,10 +57,9 @@ def run_entry(run: Callable[[], None]) -> None:
 
 
 def _restrict_import_path() -> None:
-    """Keep only the run's code snapshot, PYTHONPATH and installed packages on ``sys.path``.
-
-    Else a module that the snapshot lacks could be imported from a working tree, which one host has and another hasn't,
-    and which the run's key doesn't cover. Editable installs (``pip install -e``) are such trees: their finders go too.
+    """Keep only the run's code snapshot, PYTHONPATH and installed packages on ``sys.path``. Else a module that the
+    snapshot lacks could be imported from a working tree, which one host has and another hasn't, and which the run's key
+    doesn't cover. Editable installs (``pip install -e``) are such trees: their finders go too.
     """
     snapshot = str(Path(__file__).parents[1])
     pythonpath = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -102,9 +93,7 @@ def _is_any(entry: str, others: Sequence[str]) -> bool:
 
 
 def _is_editable(finder: object) -> bool:
-    """Return True for an import finder of an editable install. The modules of setuptools, hatchling, scikit-build and
-    meson that define one all have "editable" in their names.
-    """
+    """Return True for an import finder of an editable install: all build tools have "editable" in its module's name."""
     owner = finder if isinstance(finder, type) else type(finder)
     return "editable" in owner.__module__
 
@@ -115,10 +104,7 @@ def marked(text: str, rank: int) -> str:
 
 
 def _note_running() -> Path | None:
-    """Create a file in torchrun's folder of this rank, and return its path; None without torchrun.
-
-    ``start`` removes the file at a good end. If it remains, the agent knows that the rank ended too early.
-    """
+    """Create a file that ``start`` removes at a good end; if it stays, the agent knows that the run was not over."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None:
         return None
@@ -151,7 +137,6 @@ def recordable(error: BaseException) -> Exception:
 
 def leave(code: int = 0) -> None:
     """End the process without Python's cleanup; call it when all results are on the disk, or the error is printed.
-
     Cleanup would unload torch, which takes half a second. And sometimes a thread of gloo aborts a process during its
     cleanup, so that a success would count as a failure.
     """

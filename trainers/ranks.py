@@ -3,8 +3,7 @@
 The node agent sends this source text to a new Python process (cluster/agent/running/warm.py), before it knows what is
 to be launched. The agent requests a launch by a line of JSON (``Launch``) with descriptors for stdout and stderr. The
 fork answers ``{"pid": …}``, waits for ``go``, and does torchrun's work; the parent sends ``{"exit": …}`` at the end.
-The parent runs no code of a project itself, and never touches a GPU.
-"""
+The parent runs no code of a project itself, and never touches a GPU."""
 
 # Runs before modules of the project can be imported, and without pathlib.
 # ruff: noqa: PTH110, PTH118, PTH123, PTH208
@@ -34,9 +33,7 @@ _GO_S = 60.0  # limit for each message of an agent
 
 
 class Launch(NamedTuple):
-    """A request of the agent: torchrun's command, environment and working directory of the ranks, and ``mark``, by
-    which the agent finds the processes of the launch (``RUN_ID:NODE_RANK``).
-    """
+    """A request of the agent: torchrun's command, environment and folder of the ranks, the mark of its processes."""
 
     argv: list[str]
     env: dict[str, str]
@@ -45,11 +42,7 @@ class Launch(NamedTuple):
 
 
 def main() -> None:
-    """Read the arguments ``SOCKET_NAME FIRST_IDLE_S IDLE_S ROOM``, import torch, and serve.
-
-    The process ends when no launch comes for FIRST_IDLE_S seconds, after the first launch for IDLE_S. ROOM is spaces,
-    which ``show_as`` overwrites.
-    """
+    """Serve at a socket: ``NAME FIRST_IDLE_S IDLE_S ROOM``, idle limits at first and later, spaces for ``show_as``."""
     del sys.path[0]  # the folder of this text, /dev/fd
     name, first_s, idle_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGHUP):  # the end of a terminal must not end this process
@@ -125,9 +118,7 @@ def _launch(listener: socket.socket) -> tuple[int, socket.socket]:
 
 
 def show_as(words: list[str]) -> None:
-    """Let ps and nvidia-smi show this fork as the command that it does the work of, by overwriting the memory that
-    holds the parent's own arguments.
-    """
+    """Let ps and nvidia-smi show this fork as ``words``, by overwriting the memory of the parent's arguments."""
     with contextlib.suppress(Exception):  # only a display: not worth an error
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             # arg_start and arg_end of proc_pid_stat(5), counted behind the name, which may hold spaces
@@ -136,9 +127,7 @@ def show_as(words: list[str]) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[Launch, list[int]]:
-    """Return a launch, and its descriptors for stdout and stderr. Raises OSError, TypeError, ValueError: the request is
-    damaged.
-    """
+    """Return a launch, and descriptors for stdout and stderr. Raises OSError, TypeError, ValueError: it is damaged."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 16, 2)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 16)
@@ -207,9 +196,8 @@ def _run_torchrun(argv: list[str]) -> int:
 
 
 def shadowed(folders: list[str]) -> list[str]:
-    """Return the paths of modules in ``folders`` that have the name of a module imported already.
-
-    The site modules don't count: ``_take_environment`` imports them again.
+    """Return the paths of modules in ``folders`` that have the name of a module imported already. The site modules
+    don't count: ``_take_environment`` imports them again.
     """
     imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_SITE_MODULES)}
     paths = []

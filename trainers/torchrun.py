@@ -4,8 +4,7 @@ of the warm parent (``trainers.ranks``) calls ``main`` instead.
 It differs from torchrun in the rendezvous store, to which anybody who reaches it can write without a login. torch's own
 store listens on all interfaces; here it is opened at the run's address alone, and torchrun uses a store that its
 process already has at the port (``multi_tenant``). The program is started by its path, so that no module of the working
-directory can replace it.
-"""
+directory can replace it."""
 
 from __future__ import annotations
 
@@ -38,10 +37,9 @@ multiprocessing notes)."""
 
 
 def main(*, show_as: Callable[[list[str]], None] | None = None) -> None:
-    """Do the work of torchrun, as the command line says.
-
-    ``show_as`` is given in a fork of the warm parent, which has imported torch: the ranks become forks, too, and
-    ``show_as`` sets the command that ``ps`` shows for one. None: torchrun starts the ranks as programs.
+    """Do the work of torchrun, as the command line says. ``show_as`` is given in a fork of the warm parent, which has
+    imported torch: the ranks become forks, too, and ``show_as`` sets the command that ``ps`` shows for one. None:
+    torchrun starts the ranks as programs.
     """
     options = torchrun.parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]
     if show_as is not None:
@@ -113,9 +111,8 @@ def run_rank(module: str, arguments: Sequence[str]) -> None:
 
 
 def await_listener(address: str, port: int) -> None:
-    """Wait up to ``_AWAIT_S`` until something listens there. If nothing does, torch's own attempts follow.
-
-    It saves time: torch's next attempt comes only half a second after a failed one.
+    """Wait up to ``_AWAIT_S`` until something listens there. If nothing does, torch's own attempts follow. It saves
+    time: torch's next attempt comes only half a second after a failed one.
     """
     until = time.monotonic() + _AWAIT_S
     while time.monotonic() < until:
@@ -128,10 +125,7 @@ def await_listener(address: str, port: int) -> None:
 
 
 def listen(address: str, port: int) -> TCPStore | None:
-    """Return a store that listens at this address alone; None: no interface of this host has the address.
-
-    Raises OSError: the port is taken.
-    """
+    """Return a store that listens at this address alone; None: the address isn't here. Raises OSError: port taken."""
     try:
         listener = bound_socket(address, port)
     except OSError as error:

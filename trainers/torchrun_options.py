@@ -14,10 +14,9 @@ _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@]*=")  # of Hydra, such as clus
 
 
 def answer(words: list[str]) -> dict[str, Any]:
-    """Sort the words behind ``torchrun``; ``words`` is changed.
-
-    Returns ``{"error": message of torch's parser}``, or ``options`` (those that differ from torchrun's defaults),
-    ``overrides`` (for Hydra), ``script`` with its ``args``, and the values of Paceline's own ``cluster`` and ``sweep``.
+    """Sort the words behind ``torchrun``; ``words`` is changed. Returns ``{"error": message of torch's parser}``, or
+    ``options`` (those that differ from torchrun's defaults), ``overrides`` (for Hydra), ``script`` with its ``args``,
+    and the values of Paceline's own ``cluster`` and ``sweep``.
     """
     parser = get_args_parser()
     parser.prog = "torchrun"

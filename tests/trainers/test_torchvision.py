@@ -28,7 +28,7 @@ def configured(**settings: object) -> TrainConfig:
 def test_the_names_are_those_that_torchvision_lists() -> None:
     from torchvision import models
 
-    assert TorchvisionConfig()._known() == sorted(models.list_models(models))
+    assert TorchvisionConfig()._names() == sorted(models.list_models(models))
 
 
 def test_another_name_or_a_reserved_argument_is_refused() -> None:

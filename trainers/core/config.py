@@ -352,10 +352,7 @@ def _entry_points() -> Any:
 
 
 def option_names(folder: Path, base: type) -> list[str]:
-    """Return the sorted names of a folder's modules that define a ``class …(<base>):``, without importing them.
-
-    Raises OSError.
-    """
+    """Return the sorted names of a folder's modules that define a ``class …(<base>):``. Raises OSError."""
     line = re.compile(rf"^class\s+\w+\(\s*{base.__name__}\s*,?\s*\)", re.MULTILINE)
     files = [path for path in sorted(folder.glob("[!_]*.py")) if path.stem.isidentifier()]
     return [path.stem for path in files if line.search(path.read_text(encoding="utf-8", errors="replace"))]

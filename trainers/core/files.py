@@ -111,10 +111,7 @@ def explained(path: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
-    """Return the error for a file that could not be written.
-
-    Also delete the reserve file, which the agent has made so that a full disk has room for a last message.
-    """
+    """Return the error for a file that could not be written, and delete the reserve file to make room for messages."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")

@@ -52,7 +52,6 @@ def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
     """The samples of one epoch in visiting order: ``index`` in the pack, and the augmentation of each, int64 [samples].
-
     ``top``, ``left``: the crop's corner in the padded image; ``hole_y``, ``hole_x``: the centre of the cutout.
     ``seeds``: random bits for a user-defined augmentation; ``crops`` [samples, 4]: random numbers below 2**24 for a
     random-resized crop's area, proportions, and place across and down. None: that augmentation is off.
@@ -116,9 +115,7 @@ def _resized_crops(order: Tensor, *, seed: int, epoch: int) -> Tensor:
 
 
 def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Draw which images are flipped, bool [samples]: afresh in every epoch, or once for epoch 0 (alternate_flip). Then
-    each later epoch flips the others, so that two successive epochs show each image both ways.
-    """
+    """Draw the flips (bool [samples]) in every epoch; or once and then alternate, to show each image both ways."""
     if not config.alternate_flip:
         return below(bits, 40, 2).bool()
     first = below(random_bits(key(seed, Stream.FLIP), order), 40, 2)
@@ -170,10 +167,7 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return augmented, normalised float32 images [n, C, H, W] and labels [n] of a slice of a plan.
-
-    ``own``: an augmentation of the user's own, applied after crop and flip.
-    """
+    """Return augmented, normalised float32 images [n, C, H, W] and labels [n] of a part of a plan; ``own``: a user's."""
     if pack.row_reader is not None:
         images, labels = pack.row_reader.take(plan.row_request)
     else:
@@ -186,10 +180,9 @@ def training_batch(
 
 # ------------------------------------------------------------------------ an augmentation of one's own
 def own_augmentation(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
-    """Load ``dataset.augmentation`` and try it on black images; None if it isn't set. Raises ConfigError.
-
-    A function with a parameter ``seeds`` gets a batch. Any other gets one image at a time, with torch's, Python's and
-    numpy's generators seeded, so that any rank changes the image in the same way.
+    """Load ``dataset.augmentation`` and try it on black images; None if it isn't set. Raises ConfigError. A function
+    with a parameter ``seeds`` gets a batch. Any other gets one image at a time, with torch's, Python's and numpy's
+    generators seeded, so that any rank changes the image in the same way.
     """
     if config.augmentation is None:
         return None

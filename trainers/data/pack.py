@@ -33,10 +33,9 @@ _FREE_SHARE = 0.5  # share of the free device memory for resident data
 
 @dataclass(frozen=True, kw_only=True)
 class MappedPack:
-    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
-
-    ``row_reader`` is set if the GPU has no room for all rows, or if rows must be decoded. For a pack that keeps the
-    image files, ``images`` holds the bytes of all files, and ``places`` int64 [N, 2] the start and end of each file.
+    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device. ``row_reader`` is set
+    if the GPU has no room for all rows, or if rows must be decoded. For a pack that keeps the image files, ``images``
+    holds the bytes of all files, and ``places`` int64 [N, 2] the start and end of each file.
     """
 
     folder: Path
@@ -96,9 +95,7 @@ class PackWatch:
         self._seen = self._stamps()
 
     def damage(self) -> DamagedPackError | None:
-        """Return what was altered, or None. Costs a system call per file; a file is hashed only if a stamp (size and
-        times) has changed.
-        """
+        """Return what was altered, or None. Cheap: files are hashed only if a size or time has changed."""
         stamps = self._stamps()
         if stamps == self._seen:
             return None
@@ -119,10 +116,9 @@ class PackWatch:
 
 def prepare_for(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
     """Return the pack for use on ``device``: copied to the GPU if it takes at most half of the free memory there, else
-    with a row reader. A pack of image files always gets a row reader, which decodes them.
-
-    ``smallest_crop``: dataset.random_resized_crop. Raises TrainerError: Pillow is missing, or crops need image files
-    and the pack holds pixels.
+    with a row reader. A pack of image files always gets a row reader, which decodes them. ``smallest_crop``:
+    dataset.random_resized_crop. Raises TrainerError: Pillow is missing, or crops need image files and the pack holds
+    pixels.
     """
     if pack.places is not None:
         return replace(pack, row_reader=_decoder(pack, pack.places, device, smallest_crop))
@@ -278,9 +274,7 @@ class DamagedPackError(TrainerError):
 
 
 def set_aside(damage: DamagedPackError) -> TrainerError:
-    """Rename the manifest of a damaged pack, so that no later command takes the pack for intact by its sizes and time
-    stamps. Returns the error to raise.
-    """
+    """Rename the manifest of a damaged pack, so that no command takes the pack for intact. Returns the error."""
     folder = damage.folder.resolve()
     try:
         with suppress(FileNotFoundError):  # another rank renamed it, or it was missing

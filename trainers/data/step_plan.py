@@ -13,10 +13,9 @@ from trainers.core.errors import TrainerError
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Sizes in images, lengths in optimizer steps.
-
-    Images at the end of an epoch's order that do not fill a global batch are left out. A part of the global batch has
-    its own dropout and batch statistics; each rank computes one part, or with trainer.shards several.
+    """Sizes in images, lengths in optimizer steps. Images at the end of an epoch's order that do not fill a global
+    batch are left out. A part of the global batch has its own dropout and batch statistics; each rank computes one
+    part, or with trainer.shards several.
     """
 
     global_batch_size: int

@@ -25,9 +25,7 @@ _SELECTING_ARGUMENTS: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Extract the data set. Raises ValueError: no such class, or labels that are no class numbers; and any error that
-    the class itself raises.
-    """
+    """Extract the data set. Raises ValueError: no such class, or labels that are no numbers; and the class's errors."""
     name, out = request["name"], Path(request["out"])
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
     if kind is None:

@@ -1,8 +1,7 @@
 """The heartbeat of this rank: numbers (phase, step, …) that the node agent reads, to notice a rank that hangs.
 
 They lie in a memfd, which the agent opens through /proc, so a step costs only a few stores into memory. When the agent
-sends STACKS_SIGNAL, the stacks of all threads are written to a file.
-"""
+sends STACKS_SIGNAL, the stacks of all threads are written to a file."""
 
 from __future__ import annotations
 
@@ -88,9 +87,8 @@ class Heartbeat:
         self.enter(before)
 
     def watch_gradients(self, model: nn.Module) -> None:
-        """On a CPU, begin the phase "waiting" when the gradient of the network's first weight is computed.
-
-        It is the last gradient of a backward pass, so only the pass's collectives are left then.
+        """On a CPU, begin the phase "waiting" when the gradient of the network's first weight is computed. It is the
+        last gradient of a backward pass, so only the pass's collectives are left then.
         """
 
         def arrived(_: Tensor) -> None:

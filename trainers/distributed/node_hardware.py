@@ -69,10 +69,7 @@ def cpu_name() -> str:
 
 @cache
 def onednn_isa() -> str | None:
-    """Return the instruction set that oneDNN uses, such as ``Intel AVX2``; it decides bits of convolutions.
-
-    Only oneDNN's verbose log names it.
-    """
+    """Return oneDNN's instruction set, such as ``Intel AVX2``, from its log; it decides bits of convolutions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     # redirect file descriptor 1, as oneDNN writes its log from C

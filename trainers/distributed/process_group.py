@@ -42,7 +42,6 @@ _VARIABLES = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": FLIGHT_PIPE, "TORCH_FR_DUMP_TEM
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
     """This rank, connected to the others. With one rank there is no process group, and collectives change nothing.
-
     ``HEARTBEAT.collective()`` shows the node agent that this rank waits for others.
     """
 
@@ -138,9 +137,7 @@ class RankContext:
         return row
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until every rank has called this with ``what`` (a name that is used once). This is no collective, so it
-        has no timeout.
-        """
+        """Wait until every rank has called this with ``what``, a name for one use. No collective, so no timeout."""
         if self.store is None:
             return
         self.store.set(f"paceline/{what}/{self.ranks.rank}", "")
@@ -166,9 +163,7 @@ class RankContext:
 
     @torch.no_grad()
     def _broadcast_or_average(self, tensors: list[Tensor], *, average: bool) -> None:
-        """Broadcast or average tensors in batches: one by one would be slow, and all at once would need a second copy
-        of the network.
-        """
+        """Broadcast or average in batches: one by one is slow, and all at once needs a second copy of the network."""
         if self.ranks.world_size == 1:
             return
         for members in _batches(tensors):
@@ -262,9 +257,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
 
 
 def record_flights(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set variables by which torch's flight recorder keeps the last collectives, and writes them to a file when the
-    agent asks through a pipe. Does nothing if the user has set such variables, or without torchrun.
-    """
+    """Let torch's flight recorder keep collectives, and write them if the agent asks; a user's settings stay."""
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
     if error_file is None or any(name in environment for name in (*_VARIABLES, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         return

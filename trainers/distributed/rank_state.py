@@ -16,11 +16,10 @@ from trainers.distributed.process_group import RankContext
 
 
 def pairwise_sum(rows: Tensor) -> Tensor:
-    """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``.
-
-    ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)): the parts of a rank (1, 2, 4, … neighbours) are a whole branch.
-    Each rank sums its branch, and the ranks' sums are added in the same tree. Floating-point addition is commutative
-    but not associative, so only the tree determines the bits, and they are the same on any number of ranks.
+    """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``. ((g0 + g1) +
+    (g2 + g3)) + ((g4 + g5) + (g6 + g7)): the parts of a rank (1, 2, 4, … neighbours) are a whole branch. Each rank sums
+    its branch, and the ranks' sums are added in the same tree. Floating-point addition is commutative but not
+    associative, so only the tree determines the bits, and they are the same on any number of ranks.
     """
     while len(rows) > 1:
         pairs = rows.view(len(rows) // 2, 2, *rows.shape[1:])

@@ -2,8 +2,7 @@
 torchrun's variables of ranks.
 
 A rank may outlive its controller, agent and torchrun. It must not write into the run folder of a later attempt then;
-``Attempt.check`` prevents it.
-"""
+``Attempt.check`` prevents it."""
 
 from __future__ import annotations
 
@@ -48,13 +47,11 @@ def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """This process's attempt. ``id``: torchrun's run id ('' without torchrun); ``valid_ids``: of all attempts of the
-    run (None: the run folder has no list of them).
-    """
+    """This process's attempt to finish the run."""
 
     run_dir: Path
-    id: str
-    valid_ids: frozenset[str] | None
+    id: str  # torchrun's run id; '' without torchrun
+    valid_ids: frozenset[str] | None  # of all attempts of the run; None: the run folder has no list of them
 
     def refuse(self, other: object) -> None:
         """Raise ValueError if the attempt ``other``, which wrote a file, is none of this run's."""

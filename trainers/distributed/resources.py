@@ -21,9 +21,8 @@ _NEVER_BYTES = (1 << 31) - 1  # the heap's free end is returned only from this s
 
 
 def take_cores(ranks: Ranks) -> int:
-    """Set the number of this process's threads, and bind it to its share of the cores.
-
-    Call it before the first thread starts. Returns how many cores of that share stay idle.
+    """Set the number of this process's threads, and bind it to its share of the cores. Call it before the first thread
+    starts. Returns how many cores of that share stay idle.
     """
     cores = _usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "1")
@@ -79,10 +78,9 @@ def resume_garbage_collection() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc's malloc keep freed blocks below 1 GiB for the next step; return False without glibc.
-
-    By default each step maps, zeroes and unmaps the memory of every activation: 1,400 page faults, and 6 % of the time
-    of a small network.
+    """Let glibc's malloc keep freed blocks below 1 GiB for the next step; return False without glibc. By default each
+    step maps, zeroes and unmaps the memory of every activation: 1,400 page faults, and 6 % of the time of a small
+    network.
     """
     if sys.platform != "linux":
         return False

@@ -2,8 +2,7 @@
 
 A thread receives the signal at once, even while the main thread waits in a collective. It stops further steps, and
 publishes in the rendezvous store how many steps this rank has begun. All ranks end after the largest of these numbers,
-because a step that one rank has begun needs the gradients of all.
-"""
+because a step that one rank has begun needs the gradients of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,2 @@
-"""Measurements: all-reduce bandwidth, host speed, training throughput against a reference loop, and profiler traces.
-
-``measure`` is the entry for ``torchrun -m``.
-"""
+"""Measurements instead of trainings: all-reduce bandwidth, host speed, throughput against a reference loop, profiler
+traces. ``measure`` is the program that torchrun starts."""

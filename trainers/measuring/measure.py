@@ -1,8 +1,8 @@
-"""Measure on all ranks: ``torchrun … -m trainers.measuring.measure --config RUN_DIR/config.json``.
+"""The program that each rank of a measurement runs: ``torchrun … -m trainers.measuring.measure --config
+RUN_DIR/config.json``.
 
-A section of config.json says what: ``measure`` (the Trainer's steps against a plain loop), ``profile`` (a trace of rank
-0), or neither: speeds of hosts. Rank 0 writes the results into RUN_DIR.
-"""
+The sections of config.json decide what is measured: with ``measure``, the Trainer's steps against a plain loop; with
+``profile``, a trace of rank 0; with neither, the speeds of hosts. Rank 0 writes the results into RUN_DIR."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Measure matrix products of each rank, and all-reduces of each node and each pair of nodes.
+"""The measurement of hosts: the speed of matrix products on each rank, and of all-reduces within each node and between
+each pair of nodes.
 
-Bandwidths as in nccl-tests (doc/PERFORMANCE.md): algorithm = bytes ÷ time; bus = algorithm × 2(n−1)/n for an
-all-reduce.
-"""
+Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): algorithm = bytes ÷ time; bus = algorithm × 2(n−1)/n."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from trainers.distributed.resources import take_cores
 _SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough for the full speed of a training
 _MESSAGE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 _SAMPLES = 10
-_SAMPLE_S = 0.05  # minimum
+_SAMPLE_S = 0.05  # shortest duration of a sample
 
 
 def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
@@ -63,6 +62,7 @@ def multiply_flop_per_s(device: torch.device, side: int) -> float:
 
 
 def _groups(context: RankContext, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
+    """Return the timings of all groups: each node with several ranks, then each pair of nodes."""
     nodes = sorted({info.node_rank for info in infos})
     node_of_rank = [info.node_rank for info in infos]
     groups: list[tuple[int, ...]] = [(number,) for number in nodes if node_of_rank.count(number) > 1]
@@ -91,7 +91,7 @@ _LONGEST_SIZE_S = 10.0  # time spent on one size; fewer measurements where the n
 _FEWEST = 3
 _SMALL_BYTES = 1 << 16  # up to this size, a call is as short as the spread of the ranks' start times,
 _SMALL_CALLS = 20  # so a measurement consists of this many calls
-_PERIOD = 7
+_PERIOD = 7  # of the numbers in a buffer (``fill``)
 _BLOCK = _PERIOD << 17  # elements filled and compared at a time
 
 
@@ -105,6 +105,8 @@ class RankInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
+    """All-reduces of one size: ``n`` measurements of ``calls`` calls each. ``min_s``, …: seconds of one call."""
+
     size_bytes: int
     ranks: int
     n: int
@@ -153,7 +155,7 @@ def measure_nodes(
 
 
 def measure(size_bytes: int, *, device: torch.device, iterations: int, group: dist.ProcessGroup | None) -> Timing:
-    """Time all-reduces of ``size_bytes`` of float32 over a group, and check one: the same result on its ranks."""
+    """Time all-reduces of ``size_bytes`` of float32 over a group, and check the sums of one."""
     buffer = torch.zeros(size_bytes // FLOAT_BYTES, device=device)
     calls = _SMALL_CALLS if size_bytes <= _SMALL_BYTES else 1
     _call(buffer, calls, group)  # the first call creates connections and buffers
@@ -204,9 +206,10 @@ def _call(buffer: Tensor, calls: int, group: dist.ProcessGroup | None) -> float:
 
 
 def _slowest(times_s: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    both = torch.tensor(times_s, dtype=torch.float64, device=device)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-    slowest: list[float] = both.tolist()
+    """Return each time as the slowest rank measured it."""
+    times = torch.tensor(times_s, dtype=torch.float64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
+    slowest: list[float] = times.tolist()
     return slowest
 
 

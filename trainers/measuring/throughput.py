@@ -1,4 +1,5 @@
-"""The Trainer's steps, timed against a plain PyTorch loop or traced, for ``trainers.measuring.measure``."""
+"""The measurement of the Trainer's steps, for ``trainers.measuring.measure``: timed in turns with a plain PyTorch loop
+(``measure``), or traced by torch's profiler (``trace``)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from trainers.optimizers.sgd import SGDConfig
 from trainers.training.loop import Trainer
 from trainers.training.model_setup import fresh_network
 
-_PAIRS, _BLOCK_S = 5, 2.0
+_PAIRS, _BLOCK_S = 5, 2.0  # a pair: a block of steps by each loop, of about that duration
 WARM_UP = {"cpu": 2, "cuda": 20}  # steps for cuDNN's and the allocator's warm-up
 _FLOP_IMAGES = 2  # the smallest batch that batch normalisation accepts
 
@@ -91,6 +92,7 @@ def prepared(path: Path) -> Iterator[Trainer]:
 
 
 def _pairs(own: OwnLoop, plain: ReferenceLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
+    """Time both loops ``count`` times; return the rates of each pair by name, and the steps of a block."""
     trainer = own.trainer
     context, batch = trainer.context, trainer.steps.global_batch_size
     for loop in (own, plain):
@@ -203,8 +205,8 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['name'][:46]:<48}{row['calls_a_step']:>14,.1f}{row['self_s'] * 1e3:>12,.3f}"
 
 
-# Dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores).
-# The first entry contained in a device's name counts, so longer names come first. None: not supported.
+# GPU → dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores); None: not
+# supported. The first name that occurs in a device's name is used, so longer names come first.
 _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
     ("B200", (2250.0, 1125.0, 75.0)),
     ("H200", (989.4, 494.7, 66.9)),
@@ -227,18 +229,18 @@ _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float]], ...] = (
 
 
 def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
-    """Return the dense peak of a device (torch's name of it) for ``fp32`` (with TF32?) or ``bf16``; None: unknown."""
+    """Return a device's dense peak, or None if it is unknown. ``name``: torch's; ``tf32``: fp32 computes in TF32."""
     if "MIG" in name:  # a slice of a GPU
         return None
-    for known, (bf16, tensor32, fp32) in _PEAKS:
-        if re.search(rf"\b{known}\b", name):
+    for gpu, (bf16, tensor32, fp32) in _PEAKS:
+        if re.search(rf"\b{gpu}\b", name):
             peak = bf16 if precision == "bf16" else (tensor32 if tf32 and tensor32 else fp32)
             return None if peak is None else peak * 1e12
     return None
 
 
 def describe_hardware(device: torch.device, precision: str) -> dict[str, Any]:
-    """Describe device, versions, threads and peak (FLOP/s of one device or None) of a measurement."""
+    """Return what a measurement depends on: device, its peak (FLOP/s, or None), threads and versions."""
     cuda = device.type == "cuda"
     name = device_name(device)
     tf32 = cuda and torch.backends.cudnn.allow_tf32
@@ -271,9 +273,9 @@ class ReferenceLoop:
         self.images = pack.images[start:stop].to(context.device, copy=True)
         self.labels = pack.labels[start:stop].to(context.device, copy=True)
         manifest, shape = pack.manifest, (1, pack.manifest.channels, 1, 1)
-        on = config.dataset.normalise
-        self.mean = torch.tensor(manifest.mean if on else (0.0,) * shape[1], device=context.device).view(shape) * 255
-        self.std = torch.tensor(manifest.std if on else (1.0,) * shape[1], device=context.device).view(shape) * 255
+        normalises, device = config.dataset.normalise, context.device
+        self.mean = torch.tensor(manifest.mean if normalises else (0.0,) * shape[1], device=device).view(shape) * 255
+        self.std = torch.tensor(manifest.std if normalises else (1.0,) * shape[1], device=device).view(shape) * 255
         self.std[self.std == 0] = 1.0
         self.batch = config.trainer.global_batch_size // context.ranks.world_size
         self.model = _distributed(fresh_network(config.model, manifest, context, seed=config.seed), context)
@@ -346,7 +348,7 @@ def _distributed(model: nn.Module, context: RankContext) -> nn.Module:
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimizer of the configured kind, AdamW for others; options that cost no time stay defaults."""
+    """Return torch's optimizer of the configured kind, else AdamW; settings that cost no time stay defaults."""
     settings, lr = config.optimizer, config.optimizer.lr * _LR_SHARE
     decay = settings.weight_decay
     if isinstance(settings, SGDConfig):

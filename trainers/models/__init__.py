@@ -1,5 +1,5 @@
-"""Networks, one module each (docs/models.md): its settings, and ``build(config, image)``, which returns a
-``torch.nn.Module`` from float images [n, C, H, W] to logits [n, classes]."""
+"""The networks, one module each (docs/models.md). A module has the network's settings and ``build(config, image)``,
+which returns a ``torch.nn.Module`` from float images [n, C, H, W] to logits [n, classes]."""
 
 from __future__ import annotations
 

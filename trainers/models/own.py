@@ -25,7 +25,8 @@ class OwnModelConfig(ModelConfig):
     Attributes:
         target: the class or function, as package.module:Name.
         args: its other arguments, by name.
-        inputs: globs of files of the project that its code reads: they count by their bytes and come along.
+        inputs: globs of files of the project that its code reads: their bytes count in the key, and they are sent to
+            the hosts with the code.
     """
 
     name: str = "own"

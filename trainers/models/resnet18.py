@@ -35,9 +35,9 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inputs, width, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        kept = images if self.downsample is None else self.downsample(images)
+        shortcut = images if self.downsample is None else self.downsample(images)
         inner = self.relu(self.bn1(self.conv1(images)))
-        output: Tensor = self.relu(self.bn2(self.conv2(inner)).add_(kept))
+        output: Tensor = self.relu(self.bn2(self.conv2(inner)).add_(shortcut))
         return output
 
 
@@ -56,9 +56,9 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        kept = images if self.downsample is None else self.downsample(images)
+        shortcut = images if self.downsample is None else self.downsample(images)
         inner = self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(images))))))
-        output: Tensor = self.relu(self.bn3(self.conv3(inner)).add_(kept))
+        output: Tensor = self.relu(self.bn3(self.conv3(inner)).add_(shortcut))
         return output
 
 

@@ -67,7 +67,7 @@ class SmallCNN(nn.Module):
 
 
 def build(config: SmallCNNConfig, image: ImageShape) -> nn.Module:
-    """Raises ConfigError when the images are smaller than 6×6."""
+    """Build the network. Raises ConfigError if the images are smaller than 6×6."""
     if min(image.height, image.width) < _SMALLEST_PIXELS:
         raise ConfigError(
             f"model=small_cnn needs images of at least {_SMALLEST_PIXELS}×{_SMALLEST_PIXELS} pixels, "
@@ -88,8 +88,8 @@ class Linear(nn.Linear):
     """
 
     def forward(self, values: Tensor) -> Tensor:
-        ours = values.dim() == 2 and values.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-        if not ours or not torch.is_grad_enabled():
+        is_slow_case = values.dim() == 2 and values.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if not is_slow_case or not torch.is_grad_enabled():
             return super().forward(values)
         lower = torch.get_autocast_dtype("cpu")
         result: Tensor = _Dense.apply(values.to(lower), self.weight, self.bias, lower)
@@ -114,9 +114,8 @@ class _Dense(torch.autograd.Function):
 
 
 class Flatten(nn.Module):
-    """nn.Flatten, [n, C, H, W] → [n, C·H·W], whose gradient has the memory layout of the maps.
-
-    Layers in front of it would compute across two layouts otherwise, at ten times the cost.
+    """nn.Flatten, [n, C, H, W] → [n, C·H·W], whose gradient has the memory layout of the maps (channels last).
+    Otherwise the layers in front of it would compute with tensors of two layouts, at ten times the cost.
     """
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -158,6 +157,7 @@ class Dropout(nn.Module):
     def _factors(self, values: Tensor) -> Tensor:
         """Return 0 or 1/(1 − p) for each element, in the memory layout of ``values``."""
         count, level = values.numel(), round(self.p * _LEVELS)
+        # torch draws 64 bits at a time: take four numbers of 16 bits, −32768 to 32767, from each
         numbers = torch.empty(-(-count // _PER_NUMBER), dtype=torch.int64).random_(-(1 << 63), None)
         drawn = numbers.view(torch.int16)[:count]
         kept = torch.ge(drawn, level - _LEVELS // 2, out=torch.empty_like(drawn))  # 0 or 1

@@ -1,4 +1,4 @@
-"""Classifiers of torchvision.models with their own stems: ``model=torchvision model.arch=efficientnet_b0``."""
+"""The classifiers of torchvision.models, unchanged: ``model=torchvision model.arch=efficientnet_b0``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from trainers.core.errors import install
 from trainers.models import ImageShape
 
 _BUILDER = r"^@register_model\((?:name=)?[\"']?(\w*)[\"']?\)\n(?:@.*\n)*def (\w+)"
-_OWN = ("weights", "progress", "num_classes", "aux_logits")  # set by other fields or by the training
+_NOT_FOR_USERS = ("weights", "progress", "num_classes", "aux_logits")  # set by other fields or by the training
 _AUXILIARY = ("googlenet", "inception_v3")  # networks with auxiliary outputs
 _COLOURS = 3
 
 
 @dataclass(kw_only=True)
 class TorchvisionConfig(ModelConfig):
-    """Any classifier of torchvision.models, with its own stem; the weights are fresh unless init.weights names some.
+    """Any classifier of torchvision.models, with its own first layers; its weights are fresh unless init.weights is
+    set.
 
     Attributes:
-        arch: its name there, such as resnet18 or efficientnet_b0.
+        arch: its name in torchvision, such as resnet18 or efficientnet_b0.
         args: further arguments of its builder, by name: {dropout: 0.2}.
     """
 
@@ -38,18 +39,18 @@ class TorchvisionConfig(ModelConfig):
     args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = self._known()
-        if known and self.arch not in known:
-            close = difflib.get_close_matches(self.arch, known, n=3)
-            near = f"did you mean {' or '.join(close)}?" if close else f"it has: {', '.join(known)}"
+        names = self._names()
+        if names and self.arch not in names:
+            close = difflib.get_close_matches(self.arch, names, n=3)
+            near = f"did you mean {' or '.join(close)}?" if close else f"it has: {', '.join(names)}"
             raise ConfigError(f"model.arch={self.arch!r} is no classifier of torchvision.models; {near}")
         for name in self.args:
-            if name in _OWN:
+            if name in _NOT_FOR_USERS:
                 instead = "take init.weights" if name == "weights" else "the training sets it"
                 raise ConfigError(f"model.args.{name} is not for you to set; {instead}")
 
-    def _known(self) -> list[str]:
-        """Return the names of classifiers in torchvision's sources, which are not imported; [] without torchvision."""
+    def _names(self) -> list[str]:
+        """Return all names, from torchvision's sources as the controller doesn't import it; [] without torchvision."""
         spec = importlib.util.find_spec("torchvision")
         folder = Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")] if folder is not None else []
@@ -59,7 +60,7 @@ class TorchvisionConfig(ModelConfig):
 
 
 def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
-    """See trainers.models. Images of one channel are repeated to three. Raises ConfigError."""
+    """Build the network (see trainers.models). Images of one channel are repeated to three. Raises ConfigError."""
     make = _builder(config.arch)
     try:
         network = make(weights=None, num_classes=image.num_classes, **_sized(config.arch, image), **config.args)
@@ -94,7 +95,7 @@ def _builder(arch: str) -> Callable[..., nn.Module]:
 
 
 def _sized(arch: str, image: ImageShape) -> dict[str, Any]:
-    """Return further arguments of some builders: a single output, or the image size for position tables."""
+    """Return further arguments that some builders need: no auxiliary outputs, or the image size for position tables."""
     if arch in _AUXILIARY:
         return {"aux_logits": False, "init_weights": True}
     if arch.startswith("vit_"):
@@ -107,6 +108,7 @@ def _in_colours(network: nn.Module, images: tuple[Tensor]) -> Tensor:
 
 
 def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
+    """Raise ConfigError if the network can't take images of this size, by a pass over shapes alone (device meta)."""
     state = {name: value.to("meta") for name, value in network.state_dict().items()}
     shape = (1, image.channels, image.height, image.width)
     network.eval()

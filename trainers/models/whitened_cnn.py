@@ -1,10 +1,9 @@
 """Six 3×3 convolutions after a fixed whitening layer, for the shortest training on small images.
 
 The layout follows Jordan: 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024 (arXiv 2404.00498), and Page: How to
-train your ResNet, 2018. Taken from these: a first layer of 2×2 filters that whitens the patches of the training images
-and stays fixed, identity filters as initial weights, batch normalisation that only learns its shift, and a small head.
-For 3×32×32 and 10 classes at the default width: 1,971,352 trainable parameters.
-"""
+train your ResNet, 2018: the first layer has 2×2 filters that whiten the patches of the training images and stays fixed,
+convolutions begin as identity filters, batch normalisation learns only its shift, and the head is small. For 3×32×32
+and 10 classes at the default width: 1,971,352 trainable parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from trainers.core.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 
 _PATCH_PIXELS = 2  # side
-_FLOOR = 5e-4  # added to the variances, so that directions of no variance are not amplified to noise
+_FLOOR = 5e-4  # added to the variances, so that directions without variance are not amplified to noise
 _STATISTICS_SHARE = 0.4  # weight of the newest batch in the running statistics: weights change fast
 _IMAGES_AT_ONCE = 250
 
@@ -106,7 +105,7 @@ class WhitenedCNN(nn.Module):
         nn.init.normal_(self.head.weight, std=1 / wide)
 
     def calibrate(self, images: Tensor) -> None:
-        """See trainers.models.Calibrated."""
+        """Compute the whitening filters (see trainers.models.Calibrated)."""
         self.whitening.fit(images)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -130,7 +129,7 @@ def _normalisation(channels: int) -> nn.BatchNorm2d:
 
 
 def build(config: WhitenedCNNConfig, image: ImageShape) -> nn.Module:
-    """Raises ConfigError if the images have a side of one pixel."""
+    """Build the network. Raises ConfigError if the images have a side of one pixel."""
     if min(image.height, image.width) < _PATCH_PIXELS:
         raise ConfigError(
             f"model=whitened_cnn needs images of at least {_PATCH_PIXELS}×{_PATCH_PIXELS} pixels, "

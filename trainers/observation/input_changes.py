@@ -1,7 +1,5 @@
-"""Whether an input of a finished result, besides its key, has changed since ``input_record`` made its record.
-
-Also the advice to make such an input a part of the key.
-"""
+"""The comparison of a finished result's inputs with those of today. ``input_record`` has recorded the inputs that the
+key doesn't cover; the controller calls ``first_change`` to decide whether the result is still up to date."""
 
 from __future__ import annotations
 
@@ -19,14 +17,16 @@ from trainers.observation import observer
 
 
 def host_identity() -> str:
-    """Return what tells this host from others: a record's files are those of one host."""
+    """Return a text that tells this host from others, because the files of a record are those of one host."""
     with suppress(OSError):
         return f"{platform.node()} {Path('/etc/machine-id').read_text(encoding='ascii').strip()}"
     return platform.node()
 
 
 def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Collection[str] = ()) -> str | None:
-    """Describe the first difference of a record and the present. ``keyed``: distributions of the key."""
+    """Describe the first difference between a record (``InputRecord``) and the present; None: there is none. ``root``:
+    the project, for relative paths. ``keyed``: distributions whose versions the key covers.
+    """
     for node in record.get("nodes") or ():
         if (change := first_change(node, root, keyed)) is not None:
             return change
@@ -39,21 +39,21 @@ def first_change(record: Mapping[str, Any], root: Path | None = None, keyed: Col
                 continue
         if (now := present_digest(path, digest)) != digest:
             return f"{name}, which it read and its key lacks, {'changed' if now else 'is gone'}"
-    for name, (digest, without) in (record.get("folders") or {}).items():
-        if present_digest_of_names(os.path.join(root or "/", name), without) != digest:  # noqa: PTH118
+    for name, (digest, created) in (record.get("folders") or {}).items():
+        if present_digest_of_names(os.path.join(root or "/", name), created) != digest:  # noqa: PTH118
             return f"the names in the folder {name or '.'}, which it listed, changed"
     for path in record.get("absent") or ():
         if os.path.lexists(path):
             return f"{path}, which it looked for in vain, has appeared since"
-    for pattern, known in (record.get("looked_for") or {}).items():
-        if different := {*matching_names(root or Path("/"), pattern)} ^ {*known}:
+    for pattern, matches in (record.get("looked_for") or {}).items():
+        if different := {*matching_names(root or Path("/"), pattern)} ^ {*matches}:
             name = min(different)
-            return f"{name}, which it looked for, {'is gone' if name in known else 'is new'}"
+            return f"{name}, which it looked for, {'is gone' if name in matches else 'is new'}"
     return _version_change(record.get("installed") or {}, keyed)
 
 
 def advice_to_add(field: str, paths: Sequence[str]) -> str:
-    """Return ``add it to program.inputs: 'program.inputs=[a.txt]'``; without the word if that would be long."""
+    """Return ``add it to program.inputs: 'program.inputs=[a.txt]'``; only its beginning if the override is long."""
     word = f"{field}=[{','.join(paths)}]"
     can_be_typed = len(word) <= 60 and re.fullmatch(r"[\w.,=/\[\]-]+", word) is not None
     return f"add {'it' if len(paths) == 1 else 'them'} to {field}" + (f": '{word}'" if can_be_typed else "")
@@ -79,17 +79,17 @@ def distributions_in(folder: str) -> dict[str, Distribution]:
 
 
 def _version_change(recorded: Mapping[str, Sequence[str]], keyed: Collection[str]) -> str | None:
-    """Describe the first distribution of a record that has changed."""
-    listed: dict[str, dict[str, Distribution]] = {}
-    for name, (version, folder) in recorded.items():
+    """Describe the first distribution of a record that has changed. ``recorded``: name → (version, folder)."""
+    found_in: dict[str, dict[str, Distribution]] = {}
+    for name, (version, recorded_folder) in recorded.items():
         if name in keyed:
             continue
-        is_folder_there = os.path.isdir(folder)  # noqa: PTH112
-        folders = [folder] if is_folder_there else sys.path  # a venv may have been moved
-        for place in folders:
-            if place not in listed:
-                listed[place] = distributions_in(place)
-        now = next((listed[place][name].version for place in folders if name in listed[place]), None)
+        is_folder_there = os.path.isdir(recorded_folder)  # noqa: PTH112
+        folders = [recorded_folder] if is_folder_there else sys.path  # a venv may have been moved
+        for folder in folders:
+            if folder not in found_in:
+                found_in[folder] = distributions_in(folder)
+        now = next((found_in[folder][name].version for folder in folders if name in found_in[folder]), None)
         if now is None and is_folder_there:
             return f"{name}, which it imported and its key lacks, was {version} and isn't installed any more"
         if now not in (None, version):
@@ -105,6 +105,7 @@ def matching_names(root: Path, pattern: str) -> list[str]:
 
 
 def times_of(path: str) -> list[int]:
+    """Return a file's stamp: size in bytes, times of the last write and change in ns, inode. Raises OSError."""
     state = os.stat(path)  # noqa: PTH116
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
 

@@ -1,4 +1,5 @@
-"""The record of a program's inputs besides its key, by which a finished result is found out of date."""
+"""The record of a program's inputs that its key doesn't cover, made from the notes of its processes at a good end.
+Later ``input_changes`` compares it with the present, to find out whether the result is still up to date."""
 
 from __future__ import annotations
 
@@ -60,10 +61,11 @@ def record_inputs(
     bytewise: Collection[str] = (),
     places: Places | None = None,
 ) -> InputRecord:
-    """Return the inputs that decide whether a result is up to date; without ``root``, only those outside of a project.
+    """Return the inputs that decide whether a result is up to date. ``root``: the project, for a program that runs in
+    it (a step); None: it runs in a copy of the key's files, so only inputs outside of the project are recorded.
 
-    ``keyed``: real paths of files of the key, ``bytewise``: those of them whose comments count. ``places``: of a
-    program in a copy of the project, where a missing file may appear.
+    ``keyed``: real paths of files that the key covers, ``bytewise``: those of them whose comments count. ``places``: of
+    a program that runs in a copy, to tell where a missing file may appear.
     """
     top = "" if root is None else os.path.realpath(root)
     zones = (observer.OUTSIDE,) if root is None else (observer.OUTSIDE, observer.PROJECT)
@@ -99,14 +101,16 @@ def _files(
     files: dict[str, FileEntry] = {}
     for note in notes.of(observer.READ, observer.TEXT, zones=zones):
         path = _absolute(note, top)
-        included = bytewise if note.access == observer.TEXT else keyed
-        if os.path.realpath(path) not in included and not is_bookkeeping(note.path):
+        # a source that was read as text was read with its comments, which the key covers only of bytewise files
+        covered = bytewise if note.access == observer.TEXT else keyed
+        if os.path.realpath(path) not in covered and not is_bookkeeping(note.path):
             digest = present_digest(path, "") if note.access == observer.TEXT else note.digest
             files.setdefault(_relative(path, top), (digest, _stamp(path, digest)))
     return dict(sorted(files.items()))
 
 
 def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[str, list[str]]]:
+    """Return listed folder → (digest of its names, names that the program created there)."""
     created: dict[str, set[str]] = {}
     for note in notes.of(observer.WRITTEN, observer.MADE_FOLDER, zones=zones):
         folder, _, name = _absolute(note, top).rpartition("/")
@@ -116,8 +120,9 @@ def _folders(notes: Notes, top: str, zones: Collection[str]) -> dict[str, tuple[
         path = _absolute(note, top)
         if not is_bookkeeping(f"{note.path}/"):
             own_names = sorted(created.get(path, ()))
-            without = own_names if present_digest_of_names(path, own_names) == note.digest else []
-            folders.setdefault(_relative(path, top), (note.digest, without))
+            # it may have listed the folder before or after it created these
+            left_out = own_names if present_digest_of_names(path, own_names) == note.digest else []
+            folders.setdefault(_relative(path, top), (note.digest, left_out))
     return dict(sorted(folders.items()))
 
 
@@ -130,6 +135,7 @@ def _absent(notes: Notes, places: Places | None) -> list[str]:
     temporary = [f"{os.path.realpath(folder)}/" for folder in (tempfile.gettempdir(), *os.get_exec_path())]
     left_out_outside = (*temporary, f"{os.path.realpath(home)}/.")
     left_out_in_project = f"{os.path.realpath(places.run_dir.parent)}/" if places else "/"
+    # a path may contain a token or password of the environment, which must not be recorded
     variables = os.environ.items()
     secrets = [
         value for name, value in variables if _SECRET_NAME.search(name.upper()) and len(value) >= _SHORTEST_SECRET
@@ -148,7 +154,7 @@ def _absent(notes: Notes, places: Places | None) -> list[str]:
 
 
 def _looked_for(notes: Notes, root: Path, keyed: Collection[str]) -> dict[str, list[str]]:
-    """Return patterns of names below the project, each with the names that match now."""
+    """Return pattern → names below the project that match it now, for searches, missing files and existing ones."""
     matches: dict[str, list[str]] = {}
     accesses = (
         observer.PATTERN_SEARCHED,
@@ -179,13 +185,13 @@ def installed(modules: Collection[str], path: Iterable[str]) -> dict[str, tuple[
     # search the RECORD files, as an optional part or a plug-in need not be a requirement of its importer
     namespaces = {name.partition(".")[0] for name in modules if "." in name}  # shared by several distributions
     names = {name.replace(".", "/") for name in modules if name not in namespaces} - _PACELINE
-    line = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})[/.]", re.MULTILINE)
+    line_of_module = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})[/.]", re.MULTILINE)
     distributions: dict[str, tuple[str, str]] = {}
     for folder in filter(None, path):
         for name, distribution in distributions_in(folder).items():
             with suppress(OSError):
                 text = Path(folder, distribution.info_folder, "RECORD").read_text(encoding="utf-8")
-                if names and name not in distributions and line.search(text):
+                if names and name not in distributions and line_of_module.search(text):
                     distributions[name] = (distribution.version, folder)
     return dict(sorted(distributions.items()))
 

@@ -1,4 +1,4 @@
-"""The notes that observed processes have left in a folder."""
+"""The reader of the notes that observed processes have left in a folder, one file per process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ FOLDER = "seen"
 
 
 class Note(NamedTuple):
-    """A line of a process's notes; ``path`` lies inside the zone, and is a name if ``access`` isn't that of a file.
-
-    ``digest`` is that of a file's content or of the names in a folder, else ``-``.
+    """A line of a process's notes. ``access`` and ``zone``: see ``observer``. ``path``: relative to the zone's folder,
+    or the name of a variable or module. ``digest``: of a file's content or of the names in a folder, else ``-``.
     """
 
     at_ns: int
@@ -28,13 +27,13 @@ class Note(NamedTuple):
 
 
 class Notes:
-    """All notes in a folder by time, except those of files that the processes themselves wrote before."""
+    """All notes in a folder, sorted by time, except those of files that the processes themselves wrote before."""
 
     def __init__(self, folder: Path) -> None:
         self.all = [*_of_foreign_files(sorted(note for path in folder.iterdir() for note in _parsed(path)))]
 
     def of(self, *accesses: str, zones: Collection[str] = ()) -> Iterator[Note]:
-        """Yield the notes of these accesses in these zones (none given: in all)."""
+        """Yield the notes of these accesses in these zones; without zones, in all."""
         return (note for note in self.all if note.access in accesses and (not zones or note.zone in zones))
 
     @property

@@ -1,4 +1,5 @@
-"""The start of an observation: in the processes of a program, or in a rank of the built-in trainer itself."""
+"""The start of an observation: ``ObservedProgram`` prepares it for a program that is started next (a script, a step),
+``ObservedRank`` begins it in this process, a rank of the built-in trainer."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ Zones = list[tuple[str, str]]
 
 
 def zones_of(places: Places) -> Zones:
+    """Return the zones of a program's processes: its folders and data, and the skipped folders of the host."""
     named = [(WORK, places.work), (SKIP, places.run_dir), (PROJECT, places.project), (ORIGIN, places.origin)]
     split = [os.path.split(path) for path in places.data]
     return [
@@ -54,7 +56,7 @@ def zones_of(places: Places) -> Zones:
 
 
 def zones_of_host() -> Zones:
-    """Return the skipped folders of the host: Python, installed distributions (also in the project), system, caches."""
+    """Return the skipped folders of the host: Python, installed distributions, system, caches, secrets."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     environment = [sys.prefix] if sys.prefix != sys.base_prefix else []
     python = [
@@ -83,7 +85,9 @@ class ObservedProgram:
         in_copy: bool = False,
         first: str = "",
     ) -> None:
-        """Write ``site``; ``in_copy``: see ``hooks.begin``. ``first``: code that runs first. Raises OSError."""
+        """Write the folder ``site``, whose sitecustomize.py begins the observation in each Python process. ``in_copy``:
+        see ``hooks.begin``. ``first``: source text that runs before. Raises OSError.
+        """
         self.notes_folder, self.site = folder / notes.FOLDER, folder / "site"
         for path in (self.notes_folder, self.site):
             path.mkdir(parents=True)
@@ -118,9 +122,10 @@ class ObservedRank:
         """``config``: the content of config.json; ``is_first``: the first rank of its node. Raises OSError."""
         attempt = os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
         self._notes_folder = run_dir / ".seen" / f"{attempt}-{node_rank}"  # shared by all ranks of the node
-        for earlier in self._notes_folder.parent.glob("*") if is_first else ():
-            if not earlier.name.startswith(f"{attempt}-"):
-                shutil.rmtree(earlier, ignore_errors=True)
+        # remove what killed attempts left
+        for folder in self._notes_folder.parent.glob("*") if is_first else ():
+            if not folder.name.startswith(f"{attempt}-"):
+                shutil.rmtree(folder, ignore_errors=True)
         self._notes_folder.mkdir(parents=True, exist_ok=True)
         self.places = Places(
             run_dir=run_dir,
@@ -144,9 +149,10 @@ class ObservedRank:
 
 
 def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
-    named = os.environ.get(variables.PROJECT)
-    if named:
-        return Path(named) if Path(named).is_dir() else None
+    """Return the project's folder, if it lies on this host: as the variable says, or by where the run folder lies."""
+    project = os.environ.get(variables.PROJECT)
+    if project:
+        return Path(project) if Path(project).is_dir() else None
     runs = Path(str(config.get("paths", {}).get("runs", "")))
     if runs.is_absolute() or not runs.parts or run_dir.parent.parts[-len(runs.parts) :] != runs.parts:
         return None

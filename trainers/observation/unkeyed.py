@@ -1,4 +1,5 @@
-"""The files of the project that a program read or looked for, and that its key lacks; the warnings about them."""
+"""The search for unkeyed files, those of the project that a program read or looked for although its key doesn't cover
+them, and the warnings about them. A program runs in a copy of the project that has exactly the files of the key."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Unkeyed:
-    """A file by its path in the project that the key lacks. It was read, or else looked for in vain."""
+    """A file that the key lacks, by its path in the project. If it was not read, it was looked for in vain."""
 
     path: str
     was_read: bool
@@ -55,7 +56,10 @@ def from_json(unkeyed: dict[str, str]) -> list[Unkeyed]:
 
 
 def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unkeyed]:
-    """Return the files of the project that the run's copy lacks; on other hosts only after a failure."""
+    """Return the files of the project that the program used and its copy lacks. On a host without the project, these
+    are the files that it failed to open, and only after a failure (not ``ended_well``): nobody knows then whether the
+    project has them.
+    """
     keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
     was_read: dict[str, bool] = {}
     written = {note.path for note in notes.of(observer.WRITTEN, zones=(observer.WORK,))}
@@ -73,6 +77,7 @@ def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unk
             reads_comments = note.access == observer.TEXT and not _is_bytewise(path, places)
             if (reads_comments or path.rstrip("/") not in keyed) and not is_bookkeeping(path):
                 was_read[path] = was_read.get(path, False) or note.access in (observer.READ, observer.TEXT)
+    # a folder says less than a file below it
     parents = {f"{parent}/" for path in was_read if not path.endswith("/") for parent in Path(path).parents}
     return [Unkeyed(path, was_read[path]) for path in sorted(was_read) if path not in parents]
 
@@ -81,10 +86,11 @@ def _project_files(note: Note, places: Places, ended_well: bool) -> Iterator[str
     """Yield the files of the project, and folders with a slash at their end, that a note refers to."""
     if note.zone in (observer.PROJECT, observer.ORIGIN):
         path = Path(os.path.realpath(places.project or "/"), note.path)
-        known = (places.run_dir, *map(Path, places.data))
-        below = [folder.parent.resolve() / folder.name for folder in known]  # data may be a link
-        if note.access == observer.EXISTS and any(folder.is_relative_to(path) for folder in below):
-            return  # a parent of the run folder or of its data: searches upwards and os.makedirs visit it
+        run_and_data = (places.run_dir, *map(Path, places.data))
+        real_paths = [folder.parent.resolve() / folder.name for folder in run_and_data]  # data may be a link
+        # searches upwards and os.makedirs visit the parents of the run folder and of its data
+        if note.access == observer.EXISTS and any(real_path.is_relative_to(path) for real_path in real_paths):
+            return
         if note.access in (observer.READ, observer.EXISTS):  # missing files of the project count for steps only
             yield note.path if note.zone == observer.PROJECT else OUTSIDE_PREFIX + note.path
     elif note.zone == observer.WORK and note.access == observer.TEXT:
@@ -125,16 +131,17 @@ def _is_made(path: str, places: Places, written: Collection[str]) -> bool:
 
 
 def _is_like_made(path: str, places: Places) -> bool:
-    """Return True if the program made a file of that name but for its numbers: the copy lacks another of its results.
-
-    So a checkpoint epoch9.pt of a run by hand is no input of a program that looks for epoch*.pt and saves such files.
+    """Return True if the program made a file whose name differs from this one only in its numbers. Then the path is
+    another of its results: a checkpoint epoch9.pt of a run by hand, which lies in the project, is no input of a program
+    that looks for epoch*.pt and saves such files.
     """
-    nameless = _NUMBER.sub("0", path.rpartition("/")[2])
-    made = (file for file in (places.work / path).parent.glob("*") if _NUMBER.sub("0", file.name) == nameless)
-    return any(not (places.snapshot / file.relative_to(places.work)).exists() for file in made)
+    name = _NUMBER.sub("0", path.rpartition("/")[2])
+    alike = (file for file in (places.work / path).parent.glob("*") if _NUMBER.sub("0", file.name) == name)
+    return any(not (places.snapshot / file.relative_to(places.work)).exists() for file in alike)
 
 
 def _is_bytewise(name: str, places: Places) -> bool:
+    """Return True for a file that the key covers byte for byte, comments too."""
     files = {Path(name), Path(name.removeprefix(f"{places.script_folder}/"))}
     paths = {str(path) for file in files for path in (file, *file.parents)}
     patterns = [pattern.removeprefix(OUTSIDE_PREFIX) for pattern in places.bytewise]
@@ -156,7 +163,7 @@ def is_bookkeeping(path: str) -> bool:
 
 
 def unkeyed_warnings(unkeyed: Collection[Unkeyed], field: str = "program.inputs") -> list[str]:
-    """Return a line for files that were read, and another for files that were looked for; ``field`` may list them."""
+    """Return a line for files that were read, and one for files that were looked for. ``field``: setting for both."""
     read = [file.path for file in unkeyed if file.was_read]
     looked_for = [file.path for file in unkeyed if not file.was_read]
     lines = []

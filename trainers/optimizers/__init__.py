@@ -1,4 +1,4 @@
-"""The optimizer interface. Each optimizer is a module here, with its settings and ``build(config, parameters)``."""
+"""The interface of optimizers. Each optimizer is a module here, with its settings and ``build(config, parameters)``."""
 
 from __future__ import annotations
 

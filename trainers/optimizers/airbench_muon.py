@@ -21,19 +21,19 @@ _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 
 @dataclass(kw_only=True)
 class AirbenchMuonConfig(OptimizerConfig):
-    """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
-    head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
+    """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024). The last matrix (the head) and
+    everything with one dimension are updated by SGD with Nesterov momentum, at learning rates of their own.
 
     The schedule acts on all three rates.
 
     Attributes:
-        lr: the share of a filter bank's length that one step moves it.
+        lr: length of a step of a filter bank (the weights of a layer), as a share of the bank's norm.
         weight_decay: the share that a step at the peak of the schedule takes off head and biases.
         momentum: decay of the running sum of gradients that is made orthogonal.
         iterations: of Newton-Schulz.
         head_lr: the learning rate of the last matrix.
         bias_lr: the learning rate of everything with one dimension.
-        sgd_momentum: momentum of these two.
+        sgd_momentum: momentum of head and biases.
     """
 
     name: str = "airbench_muon"
@@ -66,12 +66,13 @@ class AirbenchMuon(Optimizer):
         super().__init__(parameters)
         self.config = config
         self.momentum = [torch.zeros_like(item) for item in self.parameters]
-        matrices = [place for place, item in enumerate(self.parameters) if item.dim() > 1]
+        # indices into ``parameters``; banks of one shape are made orthogonal together, as a batch
+        matrices = [index for index, item in enumerate(self.parameters) if item.dim() > 1]
         self._head = matrices[-1:]
-        self._biases = [place for place, item in enumerate(self.parameters) if item.dim() <= 1]
+        self._biases = [index for index, item in enumerate(self.parameters) if item.dim() <= 1]
         self._banks: dict[torch.Size, list[int]] = {}  # shape of the matrix → which parameters have it
-        for place in matrices[:-1]:
-            self._banks.setdefault(_matrix(self.parameters[place]).shape, []).append(place)
+        for index in matrices[:-1]:
+            self._banks.setdefault(_matrix(self.parameters[index]).shape, []).append(index)
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
@@ -80,15 +81,15 @@ class AirbenchMuon(Optimizer):
         self._descend(self._head, gradients, self.config.head_lr, share, decay, found_inf)
         bias_decay = decay if self.config.decay_bias_and_norm else 0.0
         self._descend(self._biases, gradients, self.config.bias_lr, share, bias_decay, found_inf)
-        for places in self._banks.values():
-            self._turn(places, gradients, lr, found_inf)
+        for indices in self._banks.values():
+            self._update_banks(indices, gradients, lr, found_inf)
 
     def state(self) -> Mapping[str, list[Tensor]]:
         return {"momentum": self.momentum}
 
     def _descend(
         self,
-        places: list[int],
+        indices: list[int],
         gradients: list[Tensor],
         peak: float,
         share: float,
@@ -96,10 +97,10 @@ class AirbenchMuon(Optimizer):
         found_inf: Tensor | None,
     ) -> None:
         """Update with SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
-        buffers: list[Tensor | None] = [self.momentum[place] for place in places]
+        buffers: list[Tensor | None] = [self.momentum[index] for index in indices]
         sgd(
-            [self.parameters[place] for place in places],
-            [gradients[place] for place in places],
+            [self.parameters[index] for index in indices],
+            [gradients[index] for index in indices],
             buffers,
             fused=True,
             found_inf=found_inf,
@@ -111,26 +112,26 @@ class AirbenchMuon(Optimizer):
             maximize=False,
         )
 
-    def _turn(self, places: list[int], gradients: list[Tensor], lr: float, found_inf: Tensor | None) -> None:
-        """Update the filter banks at ``places``, which have one shape."""
-        keep = None if found_inf is None else found_inf > 0
+    def _update_banks(self, indices: list[int], gradients: list[Tensor], lr: float, found_inf: Tensor | None) -> None:
+        """Update filter banks of one shape along their orthogonalised momentum."""
+        skips = None if found_inf is None else found_inf > 0  # a tensor on the device: nobody waits for it
         directions = []
-        for place in places:
-            gradient, momentum = gradients[place], self.momentum[place]
-            fresh = momentum * self.config.momentum + gradient
-            directions.append(_matrix(gradient + fresh * self.config.momentum))
-            momentum.copy_(fresh if keep is None else torch.where(keep, momentum, fresh))
-        turned = orthogonalised(torch.stack(directions), self.config.iterations)
-        for place, direction in zip(places, turned, strict=True):
-            bank = self.parameters[place]
+        for index in indices:
+            gradient, momentum = gradients[index], self.momentum[index]
+            new_momentum = momentum * self.config.momentum + gradient
+            directions.append(_matrix(gradient + new_momentum * self.config.momentum))  # Nesterov's
+            momentum.copy_(new_momentum if skips is None else torch.where(skips, momentum, new_momentum))
+        orthogonal = orthogonalised(torch.stack(directions), self.config.iterations)
+        for index, direction in zip(indices, orthogonal, strict=True):
+            bank = self.parameters[index]
             rows = bank.shape[0]
             step = direction * (math.sqrt(rows) / direction.norm().clamp(min=_SHORTEST))
             moved = bank * (math.sqrt(rows) / bank.norm()) - lr * step.view_as(bank)
-            bank.copy_(moved if keep is None else torch.where(keep, bank, moved))
+            bank.copy_(moved if skips is None else torch.where(skips, bank, moved))
 
 
 def _matrix(bank: Tensor) -> Tensor:
-    """[out, …] → [out, rest]."""
+    """View a filter bank [out, …] as a matrix [out, rest]."""
     return bank.reshape(bank.shape[0], -1)
 
 

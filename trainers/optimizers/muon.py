@@ -39,8 +39,9 @@ class Muon(TorchOptimizer):
     def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
         matrices = [item for item in parameters if item.dim() > 1]
         hidden = matrices[:-1]
+        # (filter bank, matrix over the same memory)
         self._views = [(item, _in_order(item.detach(), item).view(item.shape[0], -1)) for item in hidden]
-        rest = [item for item in parameters if not any(item is one for one in hidden)]
+        rest = [item for item in parameters if not any(item is matrix for matrix in hidden)]
         super().__init__(parameters, lambda: _optimizers([view for _, view in self._views], rest, config))
 
     def _step(self, lr: float) -> None:

@@ -37,7 +37,7 @@ class OwnOptimizerConfig(OptimizerConfig):
 
 
 def build(config: OwnOptimizerConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers. Raises ConfigError: it is no torch.optim.Optimizer, or takes other arguments."""
+    """Build the optimizer. Raises ConfigError: it is no torch.optim.Optimizer, or takes other arguments."""
     optimizer = options.load_target(config.target)
     if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
         raise ConfigError(f"{options.where(config.target)} is no class that derives from torch.optim.Optimizer")

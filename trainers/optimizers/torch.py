@@ -1,4 +1,5 @@
-"""Classes of torch.optim: any of them (``optimizer=torch optimizer.class_name=RAdam``), and those of other options."""
+"""The adapter of torch.optim's classes to our interface. ``optimizer=torch optimizer.class_name=RAdam`` takes any
+class; most other optimizers of this package are built with ``TorchOptimizer`` or ``from_class``, too."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ _ELEMENTWISE = (
 
 
 Make = Callable[[], Sequence[torch.optim.Optimizer]]
+"""Returns new optimizers of torch, with their state as at the start."""
 _SET_BY_FIELDS = ("params", "lr", "weight_decay")
 _SKIPPING = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Classes whose fused form reads ``found_inf`` on the device, and whose initial state is zero."""
@@ -44,12 +46,12 @@ class TorchOptimizer(Optimizer):
         super().__init__(parameters)
         self._make, self._optimizers = make, make()
         self._skips = all(type(one) in _SKIPPING and one.defaults["fused"] for one in self._optimizers)
-        self._updates = torch.tensor(0)  # of the run so far; on the CPU, as each step reads it
+        self._updates = torch.tensor(0)  # updates of the run so far; on the CPU, because each step reads it
         self._make_state()
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        """See Optimizer. With ``found_inf``, classes without a fused form wait for the device, as with torch.amp."""
+        """Update once (see Optimizer). With ``found_inf``, classes without a fused form wait for the device."""
         self.gradients()  # raises for a parameter without a gradient, which torch would skip silently
         if self._skips:
             for optimizer in self._optimizers:
@@ -58,7 +60,7 @@ class TorchOptimizer(Optimizer):
             return
         if found_inf is not None and bool(found_inf):
             return
-        if not self._updates:
+        if not self._updates:  # the first update of the run: drop the state that ``_make_state`` left
             self._optimizers = self._make()
         self._step(lr)
         self._updates += 1
@@ -78,6 +80,7 @@ class TorchOptimizer(Optimizer):
 
     @torch.no_grad()
     def _make_state(self) -> None:
+        """Let torch create the state by a step that changes nothing. Raises ConfigError: it isn't all tensors."""
         gradients = [item.grad for item in self.parameters]
         for item in self.parameters:
             item.grad = item.detach()  # any gradient will do
@@ -127,36 +130,36 @@ def from_class(
     *,
     field: str = "optimizer.arguments",
 ) -> TorchOptimizer:
-    """Create an optimizer from its class, with ``lr`` and ``weight_decay``, and fused if possible.
-
-    Raises ConfigError: it doesn't take these arguments (of ``field``).
+    """Create an optimizer from its class, with ``lr`` and ``weight_decay``, and fused if possible. ``arguments``: the
+    user's, of the setting ``field``. Raises ConfigError: the class doesn't take them.
     """
-    called = f"{optimizer.__module__.removesuffix(f'.{optimizer.__name__.lower()}')}.{optimizer.__name__}"
+    # torch.optim.adam.Adam is shown as torch.optim.Adam
+    class_name = f"{optimizer.__module__.removesuffix(f'.{optimizer.__name__.lower()}')}.{optimizer.__name__}"
     names = [*inspect.signature(optimizer).parameters]
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
-    if "fused" in names and "foreach" not in given:
-        given.setdefault("fused", True)
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    if "fused" in names and "foreach" not in options:
+        options.setdefault("fused", True)
     if "weight_decay" in names:
-        given["weight_decay"] = config.weight_decay
+        options["weight_decay"] = config.weight_decay
     elif config.weight_decay or not config.decay_bias_and_norm:
         raise ConfigError(
-            f"{called} has no weight decay; take optimizer.weight_decay=0 optimizer.decay_bias_and_norm=true"
+            f"{class_name} has no weight decay; take optimizer.weight_decay=0 optimizer.decay_bias_and_norm=true"
         )
-    for name in given:
+    for name in options:
         if name not in names:
             valid = ", ".join(sorted({*names} - {*_SET_BY_FIELDS}))
-            raise ConfigError(f"{field}.{name} is no argument of {called}: {valid}")
-    make = functools.partial(optimizer, param_groups(config, parameters), lr=config.lr, **given)
+            raise ConfigError(f"{field}.{name} is no argument of {class_name}: {valid}")
+    make = functools.partial(optimizer, param_groups(config, parameters), lr=config.lr, **options)
     return TorchOptimizer(parameters, lambda: [make()])
 
 
 @dataclass(kw_only=True)
 class TorchConfig(OptimizerConfig):
-    """A class of torch.optim by its name. ``lr`` and ``weight_decay`` are passed on, and torch's defaults are kept for
-    the rest; its fused form is taken where it has one.
+    """A class of torch.optim by its name. It gets ``lr`` and ``weight_decay``; other arguments keep torch's defaults.
+    If the class has a fused form, that is used.
 
     Attributes:
-        class_name: the class.
+        class_name: the class, such as RAdam.
         arguments: its other arguments, by name: {betas: [0.9, 0.95]}.
     """
 
@@ -182,7 +185,7 @@ class TorchConfig(OptimizerConfig):
 
 
 def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
-    """See trainers.optimizers. Raises ConfigError: torch has no such class, or the class no such argument."""
+    """Build the optimizer. Raises ConfigError: torch has no such class, or the class no such argument."""
     try:
         return from_class(_class(config.class_name), config, parameters, config.arguments)
     except (TypeError, ValueError, RuntimeError, LookupError, AssertionError) as error:

@@ -1,4 +1,5 @@
-"""Learning-rate schedules: the rate is a pure function of the step. Each module here has its settings and ``rate``."""
+"""Learning-rate schedules: functions from a step to its rate. Each module here has a schedule's settings and
+``rate``."""
 
 from __future__ import annotations
 

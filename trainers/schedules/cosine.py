@@ -12,7 +12,7 @@ from trainers.core.config import ConfigError, ScheduleConfig, below_one
 class CosineConfig(ScheduleConfig):
     """In a straight line from ``start`` × lr up to lr, then in a half cosine down to ``end`` × lr.
 
-    Torch's LinearLR, then CosineAnnealingLR: the low point follows the last step, so that no step is wasted there.
+    As torch's LinearLR and then CosineAnnealingLR. The lowest rate would be that of the step after the last one.
 
     Attributes:
         warmup: share of all steps on the way up, from 0 (down from the first step) to below 1.
@@ -34,9 +34,9 @@ class CosineConfig(ScheduleConfig):
 
 
 def rate(config: CosineConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """See trainers.schedules. The warm-up is rounded to whole steps."""
-    turn = round(config.warmup * total_steps)
-    if step < turn:
-        return peak * (config.start + (1 - config.start) * step / turn)
-    share = (step - turn) / max(1, total_steps - turn)
+    """Return the rate of a step (see trainers.schedules). The warm-up is rounded to whole steps."""
+    peak_step = round(config.warmup * total_steps)
+    if step < peak_step:
+        return peak * (config.start + (1 - config.start) * step / peak_step)
+    share = (step - peak_step) / max(1, total_steps - peak_step)
     return peak * (config.end + (1 - config.end) * (1 + math.cos(math.pi * share)) / 2)

@@ -11,9 +11,9 @@ from trainers.core.config import ConfigError, ScheduleConfig, below_one
 class TriangleConfig(ScheduleConfig):
     """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr.
 
-    A way of n steps, often no whole number, has n parts: the first step is one of n + 1 parts above ``start``, the last
-    one a part above ``end``, so that no step has a rate of 0. A way down shorter than a step takes none: the run ends
-    at the top.
+    No step has a rate of exactly ``start`` or ``end``, which may be 0: on the way up of n steps (often no whole number)
+    the first step is 1/(n + 1) of the way above ``start``, and on the way down of n steps the last one 1/n of the way
+    above ``end``. If the way down is shorter than a step, the run ends at the top.
 
     Attributes:
         warmup: share of all steps on the way up, from 0 (down from the first step) to below 1.

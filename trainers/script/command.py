@@ -1,7 +1,6 @@
-"""The words behind torchrun's own options: the script, its arguments and variables, with every placeholder filled.
-
-Also whether this host can start a program, because torchrun would print a traceback for one that it can't start.
-"""
+"""The command line of a user's script: the words behind torchrun's own options (the script and its arguments) and its
+variables, with every placeholder filled. ``require_program`` checks that this host can start a program, because
+torchrun would print a long traceback."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ from trainers.script.settings import ScriptConfig, filled, groups, is_resume, na
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """Paths of the attempt on this host.
-
-    ``work`` is the script's copy of the snapshot, ``script`` is relative to it. ``resume``: name of the placeholder
-    (resume, resume:GLOB) → checkpoint; names without a checkpoint are missing.
+    """Paths of the attempt on this host. ``work``: the script's copy of the snapshot; ``script``: relative to it.
+    ``resume``: name of the placeholder (resume, resume:GLOB) → its checkpoint; a name for which there is none is
+    missing.
     """
 
     run_dir: Path
@@ -41,15 +39,15 @@ class Paths:
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
-    """Return the script (``-m`` and a module; ``--no-python`` and a program) and its arguments.
-
-    ``--`` ends torchrun's own options: its argparse takes ``--log`` for an abbreviation of one. Without a checkpoint,
-    the argument that names {resume} is left out, with its flag.
+    """Return the script (``-m`` and a module; ``--no-python`` and a program) and its arguments. ``--`` ends torchrun's
+    own options, because its argparse would take the script's ``--log`` for an abbreviation of one. Without a
+    checkpoint, the argument that names {resume} is left out, with its flag.
     """
     values = _values(settings, paths)
     words: list[str] = []
     for group in groups(settings.args):
         if any(_lacks_checkpoint(word, paths) for word in group):
+            # the flag may be the word before, if args are a list: [--checkpoint, "{resume}"]
             if len(group) == 1 and "=" not in group[0] and words and words[-1].startswith("-"):
                 words.pop()
         else:
@@ -87,26 +85,29 @@ def program(settings: ScriptConfig, paths: Paths) -> str:
     word = settings.command[0]
     if "/" not in word:
         return word
+    # the path was typed for the user's computer: try it below workdir, then each of its ends below the copy, as an
+    # absolute path into the project has the project's folders in front; last, a program outside of the project
     parts = Path(word).parts[1:] if word.startswith("/") else Path(word).parts
-    inside = [Path(settings.workdir, *parts), *(Path(*parts[at:]) for at in range(len(parts)))]
-    for place in (*inside, Path(run_folder.SCRIPT_OUTSIDE, parts[-1])):
-        if (paths.work / place).is_file():
-            return os.path.normpath(paths.work / place)
+    candidates = [Path(settings.workdir, *parts), *(Path(*parts[at:]) for at in range(len(parts)))]
+    for candidate in (*candidates, Path(run_folder.SCRIPT_OUTSIDE, parts[-1])):
+        if (paths.work / candidate).is_file():
+            return os.path.normpath(paths.work / candidate)
     return word
 
 
 def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
     """Raise ConfigError for a missing program, which torchrun's traceback of twenty lines wouldn't name."""
     path = env.get("PATH", os.defpath)
+    # relative entries of PATH begin at the folder in which the program is started
     folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
-    place = str(workdir / word) if "/" in word else shutil.which(word, path=folders)
-    if place is None:
+    file = str(workdir / word) if "/" in word else shutil.which(word, path=folders)
+    if file is None:
         raise ConfigError(
             f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
             f"(a file of the project is named with a slash: ./{word})"
         )
-    if not os.access(place, os.X_OK) or not Path(place).is_file():
+    if not os.access(file, os.X_OK) or not Path(file).is_file():
         raise ConfigError(
-            f"program.command=[{word}]: {place} is no program here (an executable file); install it on this host, or "
+            f"program.command=[{word}]: {file} is no program here (an executable file); install it on this host, or "
             "name a file of the project"
         )

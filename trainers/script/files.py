@@ -1,4 +1,4 @@
-"""Where a script's run keeps its working files, how small files are written, and messages about files."""
+"""Helpers of this package: the folder of a script's working files, atomic writes of small files, lines for the user."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of Paceline's own among those of the ranks."""
+    """Print a line of Paceline's own, in the log of this host among those of the ranks."""
     print(f"paceline: {text}", flush=True)
 
 
 def in_words(names: Sequence[str], size_bytes: int | None = None) -> str:
-    """Return ``results.csv, logs/a.txt and 3 more``, with their size."""
+    """Return a phrase such as ``results.csv, logs/a.txt and 3 more (1.5 GiB)``."""
     shown = ", ".join(map(printable, names[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
     return shown if size_bytes is None else f"{shown} ({_size(size_bytes)})"
 
@@ -52,7 +52,7 @@ def printable(name: str) -> str:
 
 
 def _size(count_bytes: int) -> str:
-    """Return ``1.5 GiB``, in the units of limits."""
+    """Return a size such as ``1.5 GiB``, in the units in which limits are set."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count_bytes >= factor:
             return f"{count_bytes / factor:.1f} {unit}"

@@ -1,8 +1,6 @@
-"""The results of a script on one host: files of its working directory, moved into its output folder (``{run}`` in a
-script's arguments), and hashed.
-
-The first node's summary.json is written last, as it holds the digests of the other files.
-"""
+"""The results of a script on one host after a good end: files that it wrote in its working directory are moved into its
+output folder (``{run}`` in a script's arguments) and hashed. The first node writes summary.json last, because it holds
+the digests of the other files."""
 
 from __future__ import annotations
 
@@ -51,10 +49,11 @@ class Results:
         except MissingOutputsError as error:
             say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
+        # warn of what can't be kept; of a sent run folder, the controller does that when it fetches the files
         in_work = unreadable(node.run_dir, folder / run_folder.ABOVE)
         unkept = {name: why for name, why in in_work.items() if why != LEADS_OUT}  # a link there is no result
         unkept |= unreadable(node.run_dir, outputs, node.run_dir / run_folder.CHECKPOINTS)
-        if unkept and not node.is_sent:  # else the controller warns when it fetches the files
+        if unkept and not node.is_sent:
             names = in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
         left = self._keep_on_host() if gathered.over_limit else None
@@ -78,9 +77,7 @@ class Results:
         return 0
 
     def _report(self, gathered: Gathered, left: Path | None) -> None:
-        """Print which files of the working directory were kept, renamed, or stay on this host (in ``left``) because of
-        the limit.
-        """
+        """Print which files of the working directory were kept, renamed, or exceed the limit and stay in ``left``."""
         folder = self.node.place(self.node.outputs, run_folder.OUTPUTS)
         if gathered.renamed:
             names = in_words([f"{name} is {folder}/{target}" for name, target in gathered.renamed.items()])
@@ -113,6 +110,7 @@ class Results:
         unkeyed: Sequence[Unkeyed],
         unkept: Mapping[str, str],
     ) -> None:
+        """Write the files of results of the first node, summary.json last."""
         run_dir, metrics = self.node.run_dir, recorder.metrics
         if self.settings.seal != "off" and (outside := [*record["files"]]):
             say(f"{WARNING}{outside_warning(outside)}")
@@ -146,6 +144,8 @@ class OutputDigest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
+    """What became of the files that a script wrote on this host."""
+
     digests: dict[str, OutputDigest]  # of the requested files, by path in the outputs
     # of other files, by path from the working directory:
     kept: dict[str, int]  # sizes in bytes of those moved to the outputs
@@ -161,58 +161,58 @@ WORKDIR = "workdir"
 
 
 def gather(node: Node, settings: ScriptConfig) -> Gathered:
-    """Move the script's files into {run}, and hash the requested ones. Raises MissingOutputsError, OSError.
-
-    No file replaces another. Of files that no pattern matches the smallest are kept, up to the limit.
+    """Move the script's files into {run}, and hash those that program.outputs requests. No file replaces another. Of
+    files that no pattern matches the smallest are kept, up to the limit. Raises MissingOutputsError, OSError.
     """
     workdir, outputs = copy_of(node.run_dir, node.rank) / settings.workdir, node.outputs
-    wrote, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
+    written, limit_bytes = written_by_script(node.run_dir, node.rank), settings.outputs_limit_bytes
     unreadable_paths = [node.run_dir / name for name in unreadable(node.run_dir, outputs)]
-    matching_in_run: set[str] = set()
+    # the requested files: some lie in {run} already, the others are moved there from the working directory
+    names_in_run: set[str] = set()
     requested: dict[Path, str] = {}
     missing = []
     for pattern in settings.outputs:
         glob = pattern.removeprefix("{run}/")
-        matching_there = {
+        in_run = {
             path.relative_to(outputs).as_posix() for path in _files(outputs, glob) if path not in unreadable_paths
         }
-        matching = set(wrote) & set(_files(workdir, glob)) if glob == pattern else set()
-        requested |= {path: path.relative_to(workdir).as_posix() for path in matching}
-        matching_in_run |= matching_there
-        missing += [] if matching_there or matching else [pattern]
+        in_workdir = set(written) & set(_files(workdir, glob)) if glob == pattern else set()
+        requested |= {path: path.relative_to(workdir).as_posix() for path in in_workdir}
+        names_in_run |= in_run
+        missing += [] if in_run or in_workdir else [pattern]
     if missing and node.is_first:
         raise MissingOutputsError(", ".join(missing))
-    others = sorted(set(wrote) - requested.keys()) if limit_bytes is not None else []
+    others = sorted(set(written) - requested.keys()) if limit_bytes is not None else []
     kept, over_limit = _split_by_limit(others, limit_bytes or 0)
-    places = {path: requested[path] for path in sorted(requested)}
+    targets = {path: requested[path] for path in sorted(requested)}  # file → name in {run}
     # files below the working directory first: up/x and ../x both become up/x, and the first one keeps the name
     for path in sorted(kept, key=lambda path: (not path.is_relative_to(workdir), path)):
-        places[path] = f"{WORKDIR}/{below(path, workdir)}"
+        targets[path] = f"{WORKDIR}/{below(path, workdir)}"
     renamed, unmoved = {}, set()
-    for path, name in places.items():
+    for path, name in targets.items():
         target = _free(outputs, name)
         if target != name:
-            renamed[os.path.relpath(path, workdir)] = places[path] = target
+            renamed[os.path.relpath(path, workdir)] = targets[path] = target
         try:
             _move(path, outputs / target)
-        except PermissionError:
+        except PermissionError:  # ``unreadable`` has noted a file that was not requested
             if path in requested:
                 raise
             unmoved.add(target)
-    kept = {path: size for path, size in kept.items() if places[path] not in unmoved}
+    kept = {path: size for path, size in kept.items() if targets[path] not in unmoved}
     return Gathered(
         digests={
             name: OutputDigest(sha256_file(outputs / name), (outputs / name).stat().st_size)
-            for name in sorted(matching_in_run | {places[path] for path in requested})
+            for name in sorted(names_in_run | {targets[path] for path in requested})
         },
-        kept={places[path].removeprefix(f"{WORKDIR}/"): size for path, size in kept.items()},
+        kept={targets[path].removeprefix(f"{WORKDIR}/"): size for path, size in kept.items()},
         over_limit={below(path, workdir): size for path, size in over_limit.items()},
         renamed=renamed,
     )
 
 
 def _free(outputs: Path, name: str) -> str:
-    """Return a free name, ``a-2/m.pt`` or ``m-2.pt`` if need be: neither it nor a folder of it is taken by a file."""
+    """Return a free name in ``outputs``: numbered (``m-2.pt``, ``a-2/m.pt``) if it or a folder of it is taken."""
     free = Path()
     *folders, last = Path(name).parts
     for folder in folders:
@@ -222,8 +222,8 @@ def _free(outputs: Path, name: str) -> str:
 
 def _numbered(name: str, is_free: Callable[[Path], bool], folder: Path) -> str:
     stem, suffix = os.path.splitext(name)  # noqa: PTH122  (of a name alone)
-    names = chain([name], (f"{stem}-{number}{suffix}" for number in count(2)))
-    return next(one for one in names if is_free(folder / one))
+    candidates = chain([name], (f"{stem}-{number}{suffix}" for number in count(2)))
+    return next(candidate for candidate in candidates if is_free(folder / candidate))
 
 
 def _split_by_limit(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path, int], dict[Path, int]]:
@@ -238,7 +238,7 @@ def _split_by_limit(paths: Sequence[Path], limit_bytes: int) -> tuple[dict[Path,
 
 
 def digests_of_results(run_dir: Path, unreadable_names: Collection[str] = ()) -> dict[str, str]:
-    """Return each file that an attempt leaves, without links to folders → its sha256. Raises OSError."""
+    """Return path in the run folder → sha256 of each file that an attempt leaves. Raises OSError."""
     folders = (run_dir / run_folder.CHECKPOINTS, run_dir / run_folder.OUTPUTS)
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     kept = [path for name in (run_folder.METRICS, run_folder.OUTPUT_DIGESTS) if (path := run_dir / name).exists()]
@@ -257,7 +257,7 @@ def unreadable(run_dir: Path, *folders: Path) -> dict[str, str]:
     for folder in folders:
         for parent, inside, names in os.walk(folder, onerror=note):
             links = [name for name in inside if Path(parent, name).is_symlink()]
-            # in place, so that os.walk skips the other folders
+            # in place, so that os.walk visits only these folders
             inside[:] = sorted(name for name in inside if name != "__pycache__")
             for path in (Path(parent, name) for name in [*links, *names]):
                 try:
@@ -281,6 +281,7 @@ def _why_not(path: Path, top: str) -> str:
 
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files that match a glob, and all files below folders that match."""
     for path in sorted(folder.glob(pattern)):
         for inside in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if inside.is_file() and "__pycache__" not in inside.parts:

@@ -1,8 +1,9 @@
-"""Lets the node agent see a script's rank: its process id in memory, its stacks on a signal, and that it has ended.
+"""The hook in a script's ranks by which the node agent sees them: it publishes a rank's process id in memory, writes
+stacks on a signal, and notes the end.
 
-Its text stands in the run's ``sitecustomize.py``, for each Python process. Standard library only, Python >= 3.8.
-Nothing may raise. trainers/contract/beats.py describes the numbers.
-"""
+``trainers.script.start`` copies this text into the run's ``sitecustomize.py``, which each Python process of the script
+runs at its start. Standard library only, Python >= 3.8. Nothing may raise. trainers/contract/beats.py describes the
+numbers in memory."""
 
 # At the start of a process, os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH112, PTH118, PTH120, PTH211
@@ -15,17 +16,16 @@ import sys
 def publish(
     beat_file: str, stacks_file: str, stacks_signal: int, ended_file: str, cells: "list[int]", pid_at: int
 ) -> None:
-    """Publish the process that torchrun started as a rank; its children inherit its variables, and are not published.
-
-    Names in the rank's folder: ``beat_file`` links to ``cells``, of which ``pid_at`` is the process id's;
-    ``stacks_file`` gets stacks at ``stacks_signal``; ``ended_file`` is left at the end.
+    """Publish this process, if torchrun started it as a rank. Its children, which inherit its variables, are not. Files
+    in the rank's folder: ``beat_file`` is a link to the numbers ``cells`` (``pid_at``: the index of the process id),
+    ``stacks_file`` gets the stacks at ``stacks_signal``, ``ended_file`` appears at the end.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not error_file or "LOCAL_RANK" not in os.environ:
         return
     folder = os.path.dirname(error_file)
     beat = os.path.join(folder, beat_file)
-    if os.path.lexists(beat) or not os.path.isdir(folder):
+    if os.path.lexists(beat) or not os.path.isdir(folder):  # the rank itself has published it: this is a child
         return
     try:
         cells[pid_at] = os.getpid()
@@ -49,7 +49,9 @@ def _publish(beat: str, cells: "list[int]") -> None:
 
 
 def _note_end(path: str) -> None:
-    """Leave the file, with a byte if there never was a process group, whose making replaces ``sys.excepthook``."""
+    """Write the file, with a byte in it if the rank never had a process group: then ranks ran side by side unconnected.
+    torch replaces ``sys.excepthook`` when it makes a process group, so this shows also after the group's end.
+    """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     is_alone = sys.excepthook is sys.__excepthook__ and not (c10d and c10d.GroupMember.WORLD)
     try:

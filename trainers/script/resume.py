@@ -1,7 +1,5 @@
-"""The choice of the checkpoint for ``{resume}``: by the layouts that training libraries leave, or by a pattern.
-
-Standard library only, without effects: the controller examines its run folder in the same way.
-"""
+"""The choice of the checkpoint for ``{resume}``: the newest complete one, by the layouts that training libraries use,
+or by the user's pattern. Standard library only and without effects, because the controller looks in the same way."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing import IO
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256", ".py")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
 _WEIGHTS = (".pt", ".pth", ".th", ".ckpt", ".tar", ".bin", ".model", ".safetensors")
-_TORN = -1  # in place of a time: cut short
+_TORN = -1  # in place of a time: the file was cut short while it was written
 
 _HF = re.compile(r"checkpoint[-_]\d+")
 _NUMBERED = re.compile(r"(?i)(.*[-_.])?(step|epoch|iter|iteration|global_?step|ckpt|checkpoint|state)s?[-_=]?\d+")
@@ -50,9 +48,8 @@ class _Candidate:
 
 def newest_checkpoint(folder: Path, pattern: str | None = None, *, is_output: IsOutput | None = None) -> Path | None:
     """Return the newest complete checkpoint below a folder, by ``pattern`` or the layouts of ``_KINDS``, if any.
-
-    ``is_output``, for a working directory: only what the script has written counts, and without ``pattern`` a single
-    file also needs a suffix of ``_WEIGHTS``. None: every file but notes counts.
+    ``is_output`` is given for a working directory: only what the script has written counts, and without ``pattern`` a
+    single file needs a suffix of ``_WEIGHTS``. Without ``is_output``, every file except notes counts.
     """
     if pattern is not None:
         matches = [path for path in folder.glob(pattern) if is_output is None or _has_output(path, is_output)]
@@ -60,15 +57,16 @@ def newest_checkpoint(folder: Path, pattern: str | None = None, *, is_output: Is
     else:
         candidates = [*_candidates(folder, is_output)] if folder.is_dir() else []
     for kind in _KINDS:
-        alike = [item for item in candidates if item.kind == kind]
-        chosen = [item for item in alike if not _BEST.search(item.path.name)] or alike
-        if chosen:
-            return max(chosen, key=lambda item: item.order).path
+        of_kind = [item for item in candidates if item.kind == kind]
+        # a copy of the best weights may be newer than the checkpoint to go on from
+        preferred = [item for item in of_kind if not _BEST.search(item.path.name)] or of_kind
+        if preferred:
+            return max(preferred, key=lambda item: item.order).path
     return None
 
 
 def is_best(path: Path) -> bool:
-    """Whether a name says that a file holds the best weights so far, not the newest."""
+    """Return True if a name says that a file holds the best weights so far, not the newest."""
     return _BEST.search(path.name) is not None
 
 
@@ -130,7 +128,9 @@ def _kind_of_folder(path: Path) -> str | None:
 
 
 def _pointer(folder: Path, names: list[str]) -> Path | None:
-    """Return the file that names the newest checkpoint and is written last: DeepSpeed's ``latest``, or Megatron's."""
+    """Return DeepSpeed's or Megatron's file that names the newest checkpoint of the folder; None if there is none. It
+    is written last, so the checkpoint that it names is complete.
+    """
     for name in _POINTERS:
         path = folder / name
         if name in names and path.is_file() and path.stat().st_size < 256:
@@ -146,7 +146,9 @@ def _is_unfinished(name: str) -> bool:
 
 
 def whole_since(path: Path) -> int:
-    """Return the last write (ns; of a folder's newest file), 0 for no checkpoint, _TORN for one that was cut short."""
+    """Return when a complete checkpoint was last written (ns; of a folder: its newest file). 0: it is no checkpoint.
+    _TORN: its writing was cut short.
+    """
     name = path.name.lower()
     if _is_unfinished(name):
         return 0
@@ -164,7 +166,7 @@ def whole_since(path: Path) -> int:
 
 
 def _folder_whole_since(path: Path) -> int:
-    """Return ``whole_since`` of a folder; _TORN without what torch's or transformers' checkpoint writes last."""
+    """Return ``whole_since`` of a folder; _TORN if the file is missing that torch or transformers writes last."""
     inside = [*path.iterdir()]
     names = {item.name for item in inside}
     has_shards = any(name.endswith(".distcp") for name in names)
@@ -176,7 +178,7 @@ def _folder_whole_since(path: Path) -> int:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether it is a zip (of torch.save) or a safetensors file that was cut short."""
+    """Return True for a zip (of torch.save) or a safetensors file that was cut short."""
     with path.open("rb") as file:
         head = file.read(8)
         if path.suffix == ".safetensors":
@@ -189,7 +191,7 @@ def _is_torn(path: Path) -> bool:
 
 
 def _is_cut_short(file: IO[bytes], header_bytes: int, size_bytes: int) -> bool:
-    """Whether a safetensors file is shorter than its header says; ``file`` is positioned behind the header's length."""
+    """Return True if a safetensors file is shorter than its header says; ``file`` is positioned at the header."""
     if header_bytes > _LONGEST_HEADER:  # another format of that name
         return False
     if 8 + header_bytes > size_bytes:

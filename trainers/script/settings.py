@@ -1,4 +1,5 @@
-"""The settings of a user's own script. Standard library only, because both halves read them."""
+"""The settings of a user's own script (``program=script``) and the functions on its arguments: placeholders such as
+{data}, and groups of words. Standard library only, because both halves read them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>resume:[^{}]+|[A-Za-z_]
 
 
 def regex_error(text: str) -> str:
-    """Return why a text is no regular expression, where it fails, and how to mend it; '' if it is one."""
+    """Return why a text is no regular expression, where it fails, and how to fix it; '' if it is one."""
     try:
         re.compile(text)
     except re.error as error:
@@ -42,30 +43,30 @@ class ScriptConfig(ProgramConfig):
     """A training script, or any other program, that runs under torchrun as it is.
 
     Placeholders in args and env are filled on the host: {data}, {run} (a folder for what it writes), {checkpoints},
-    {resume} (the newest whole checkpoint; its argument is left out where there is none), {resume:GLOB}, {seed}. {{x}}
-    is {x}.
+    {resume} (the newest complete checkpoint; without one, the argument is left out), {resume:GLOB}, {seed}. {{x}}
+    stands for {x}.
 
     Attributes:
         script: the Python file, relative to the folder where the command is typed, or to the project.
         module: instead of script, a Python module that is run as python -m runs it.
-        command: instead of script, a program that isn't Python, with what precedes args.
-        args: a mapping, each entry --name value (-n of one letter; true: --name alone, false or null: left out, a list:
-            --name a b), and _1, _2, … a value alone; or a list, taken literally but for null, which is left out.
-        workdir: the folder in the snapshot in which it is started; empty: the snapshot's own.
+        command: instead of script, a program that isn't Python, with the words that precede args.
+        args: a mapping or a list. An entry of a mapping becomes --name value (a name of one letter: -n value; true:
+            --name alone; a list: --name a b; false or null: nothing), and an entry _1, _2, … the value alone. A list
+            is taken word for word, without its nulls.
+        workdir: the folder in the snapshot in which it is started; empty: the snapshot's top.
         inputs: globs of the files that it reads, relative to the project or to the script's folder.
-        outputs: globs of what it shall leave, relative to workdir or {run}.
+        outputs: globs of files that it must leave, relative to workdir or {run}.
         env: variables of its environment.
-        metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
-            group step counts steps.
-        metrics: auto: of a script that ended well and reported no metric in another way, those that its lines show are
-            recorded (docs/own-scripts.md); off: they are left.
+        metrics_pattern: a regular expression, searched for in each line of rank 0. Its named groups are metrics, except
+            the group step, which counts steps.
+        metrics: auto: if the script ended well and reported no metric in another way, those in its printed lines are
+            recorded (docs/own-scripts.md); off: they are not.
         ignore_metrics: names (globs) of metrics that doit reproduce doesn't compare, besides times and rates.
-        resume_pattern: a glob in {checkpoints} or the working directory that {resume} stands for the newest match of;
-            null: by the layouts of docs/own-scripts.md. A pattern that matches no file, such as none, starts over.
-        outputs_limit: GiB of each host; what it writes in its working directory besides outputs is kept up to so much;
-            null: nothing of it.
+        resume_pattern: a glob in {checkpoints} or the working directory, whose newest match {resume} stands for; null:
+            the layouts of docs/own-scripts.md are recognised. If nothing matches (as for none), the script starts over.
+        outputs_limit: how many GiB of other files in its working directory are kept from each host; null: none.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
-        data: a file or folder that is sent to the hosts, where {data} is its place; of a list, {data}, {data2}, …
+        data: a file or folder that is sent to the hosts; {data} is its path there. A list: {data}, {data2}, …
         untracked: files and folders in arguments that lie on every host already: they don't count and aren't sent.
         torchrun: false: one process without torchrun, for a script that takes RANK for a sign of several GPUs.
     """
@@ -125,7 +126,7 @@ class ScriptConfig(ProgramConfig):
 
     @property
     def resumes(self) -> bool:
-        """Whether an argument names the checkpoint to continue from."""
+        """True if an argument names the checkpoint to continue from."""
         return bool(self.resume_names)
 
     @property
@@ -134,7 +135,7 @@ class ScriptConfig(ProgramConfig):
 
     @property
     def names_checkpoints(self) -> bool:
-        """Whether an argument names the folder of checkpoints; then the script saves nowhere else."""
+        """True if an argument names the folder of checkpoints; then the script saves nowhere else."""
         return any("checkpoints" in names(text) for _, text in self.texts())
 
     @property
@@ -143,13 +144,13 @@ class ScriptConfig(ProgramConfig):
         return list(dict.fromkeys(name for _, text in self.texts() for name in names(text) if is_resume(name)))
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Yield each text with placeholders, after the name of its field. Raises ConfigError."""
-        yield from ((where, word) for where, group in _placed(self.args) for word in group)
+        """Yield (name of the field, text) for each text that may have placeholders. Raises ConfigError."""
+        yield from ((where, word) for where, group in _groups_by_field(self.args) for word in group)
         yield from ((f"program.env.{name}", value) for name, value in self.env.items())
 
 
 def _check_variable(name: str, value: object) -> None:
-    """Raise ConfigError for a variable that isn't text, is set by what starts ranks, or would import unkeyed code."""
+    """Raise ConfigError for a variable that isn't text, that torchrun sets, or that would import unkeyed code."""
     if not isinstance(value, str):
         raise ConfigError(f"program.env.{name} must be one text, number or boolean; write a list in quotes")
     if name == "PYTHONPATH":
@@ -204,27 +205,27 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def escaped(text: str, kept: Callable[[str], bool]) -> str:
-    """Return the text from which ``filled`` makes ``text`` again, but for ``kept`` ones; ``${seed}`` is none."""
+    """Return the text of which ``filled`` makes ``text``; ``kept`` placeholders stay, but not a shell's ``${seed}``."""
 
-    def braced(match: re.Match[str]) -> str:
+    def doubled(match: re.Match[str]) -> str:
         is_placeholder = match["name"] and kept(match["name"]) and text[match.start() - 1 : match.start()] != "$"
         return match[0] if is_placeholder else f"{{{match[0]}}}"
 
-    return _MARK.sub(braced, text)
+    return _MARK.sub(doubled, text)
 
 
 def words(args: Any) -> list[str]:
-    """Return ``program.args`` as words behind the script, with placeholders. Raises ConfigError."""
+    """Return ``program.args`` as words of a command line, with placeholders. Raises ConfigError."""
     return [word for group in groups(args) for word in group]
 
 
 def groups(args: Any) -> list[list[str]]:
-    """Return these words in groups of one argument: ``--name value``. Raises ConfigError."""
-    return [group for _, group in _placed(args)]
+    """Return these words in groups, one for each argument: [--name, value]. Raises ConfigError."""
+    return [group for _, group in _groups_by_field(args)]
 
 
-def _placed(args: Any) -> list[tuple[str, list[str]]]:
-    """Return these groups, each after the name of its field: ``program.args.lr``. Raises ConfigError."""
+def _groups_by_field(args: Any) -> list[tuple[str, list[str]]]:
+    """Return (name of the field, such as ``program.args.lr``; its group of words). Raises ConfigError."""
     if args is None:
         return []
     if isinstance(args, list):
@@ -235,12 +236,12 @@ def _placed(args: Any) -> list[tuple[str, list[str]]]:
             f"program.args={args!r} is neither a mapping nor a list; write program.args.lr=0.1, or "
             "program.args=[--lr,0.1]"
         )
-    given = {str(name): value for name, value in args.items() if value is not None and value is not False}
-    return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in given.items()]
+    present = {str(name): value for name, value in args.items() if value is not None and value is not False}
+    return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in present.items()]
 
 
 def is_bare(name: str) -> bool:
-    """Whether the name in ``program.args`` (``_1``) stands for a word without an option in front of it."""
+    """Return True for a name in ``program.args`` (``_1``) that stands for a value without an option in front of it."""
     return re.fullmatch(r"_\d+", name) is not None
 
 

@@ -1,8 +1,8 @@
-"""Run a user's script on one host: copy the snapshot, start torchrun as a child, record metrics, keep the results.
+"""The program that runs a user's script on one host, as the parent of torchrun; the node agent starts it.
 
-``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N -- TORCHRUN…`` ends with the
-script's exit code or signal.
-"""
+It copies the snapshot, starts torchrun, records the metrics that the script leaves, and keeps the results.
+``python -m trainers.script.start --config RUN_DIR/config.json --script PATH --node-rank N -- TORCHRUN…`` ends with the
+script's exit code or signal."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ SENT = ".paceline"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The command line. ``data``: where the paths of ``program.data`` lie on this host; ``torchrun``: its command."""
+    """The command line."""
 
     config: Path
-    script: str
+    script: str  # relative to the snapshot
     node_rank: int
-    data: tuple[str, ...]
-    log_dir: str | None
-    torchrun: tuple[str, ...]
+    data: tuple[str, ...]  # where the paths of ``program.data`` lie on this host
+    log_dir: str | None  # for the output of a script without torchrun
+    torchrun: tuple[str, ...]  # the command line of torchrun
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command line; return the exit code. An error that the user can mend is one line."""
+    """Run the command line; return the exit code. An error that the user can fix is one line."""
     try:
         return Attempt(_parsed(words)).run()
     except ConfigError as error:
@@ -84,11 +84,13 @@ def _parsed(words: Sequence[str]) -> Options:
 
 
 class Attempt:
+    """One attempt of a script on this host, from the copy of the snapshot to the results."""
+
     def __init__(self, options: Options) -> None:
         self.options, self.run_dir = options, options.config.parent
         self.config: dict[str, Any] = json.loads(options.config.read_text(encoding="utf-8"))
-        known = {field.name for field in fields(ScriptConfig)}
-        self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
+        names = {field.name for field in fields(ScriptConfig)}
+        self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in names})
         self.node = Node(run_dir=self.run_dir, rank=options.node_rank, is_sent=(self.run_dir / SENT).exists())
         self.folder = work_folder(self.run_dir, options.node_rank)
         self.work, self.is_first = workdirs.copy_of(self.run_dir, options.node_rank), self.node.is_first
@@ -104,13 +106,15 @@ class Attempt:
         return self.options.script or self.settings.command[0]
 
     def run(self) -> int:
-        """Run the attempt, from the copy of the snapshot to the results. Raises ConfigError, OSError."""
+        """Run the attempt; return the exit code, or minus the signal that ended it. Raises ConfigError, OSError."""
         paths = self.prepare()
         places = self.places()
+        # each Python process of the script notes what it reads, and each rank shows itself to the agent
         hook = f"{Path(str(rank_hook.__file__)).read_text(encoding='utf-8')}\npublish({hook_arguments()})"
         is_noting = self.settings.seal != "off"
         observed = ObservedProgram(self.folder, zones_of(places), is_noting=is_noting, in_copy=True, first=hook)
         env = self.environment(paths, observed.site)
+        # without torchrun its command line only names the Python to use
         without_torchrun = [self.options.torchrun[0], "-u"] if self.settings.script else []
         starter = self.options.torchrun if self.settings.torchrun else without_torchrun
         command = [*starter, *argv(self.settings, paths)]
@@ -121,6 +125,7 @@ class Attempt:
             require_program(word, env, self.work / self.settings.workdir)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
+        # an end with code 0 isn't always a good one: after a stop, or with unkeyed inputs, the run isn't finished
         read = observed.notes()
         unkeyed = unkeyed_files(read, places, ended_well=code == 0)
         if code:
@@ -155,8 +160,8 @@ class Attempt:
             say(f"{WARNING}{line}")
         self.report_written_files()
         if paths.resume and recorder is not None and not recorder.recorded:
+            # it has saved no checkpoint (other files may come before one is read), so the given one may be at fault
             newest = workdirs.checkpoints_to_resume(self.settings, self.run_dir)
-            # it may write settings and logs before it reads a checkpoint
             if newest == paths.resume and not any(whole_since(path) > self.began_s * 1e9 for path in newest.values()):
                 self.warn_of_checkpoint(paths)
 
@@ -179,15 +184,16 @@ class Attempt:
             folder.mkdir(exist_ok=True, parents=True)
         if self.is_first:
             workdirs.keep_looked_for(self.run_dir)
-        for name in ("lib", "mlflow", notes.FOLDER, "site"):
+        for name in ("lib", "mlflow", notes.FOLDER, "site"):  # made anew for each attempt
             path = self.folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        besides = workdirs.take_carried(self.run_dir, self.options.node_rank) if self.node.is_sent else {}
+        others = workdirs.take_carried(self.run_dir, self.options.node_rank) if self.node.is_sent else {}
+        # the last attempt may have been killed before it recorded all metrics: the recorder finds them in this file
         if self.is_first:
             keep_unrecorded(self.run_dir)
         with suppress(FileNotFoundError):
             self.logged.replace(earlier_log(self.logged))
-        work = workdirs.lay_out(self.run_dir, self.options.node_rank, besides=besides)
+        work = workdirs.lay_out(self.run_dir, self.options.node_rank, others=others)
         (work / self.settings.workdir).mkdir(parents=True, exist_ok=True)
         return Paths(
             run_dir=self.run_dir,
@@ -212,12 +218,12 @@ class Attempt:
 
     def warn_of_checkpoint(self, paths: Paths) -> None:
         """Warn that the attempt failed before it had logged and saved anything."""
-        given = " and ".join(self.node.shown(path) for path in paths.resume.values())
+        checkpoints = " and ".join(self.node.shown(path) for path in paths.resume.values())
         if workdirs.BY_ITSELF in paths.resume:
-            how = f"beside {given}; "
+            how = f"beside {checkpoints}; "
         else:
             another = "if it can't read that, program.resume_pattern='GLOB' names another checkpoint"
-            how = f"and had to go on from {given}; {another}, and "
+            how = f"and had to go on from {checkpoints}; {another}, and "
         start_over = "program.resume_pattern=none starts over (what is there is kept)"
         say(f"{WARNING}{self.name} ended before it had logged or saved anything, {how}{start_over}")
 
@@ -238,13 +244,14 @@ class Attempt:
         library = self.folder / "lib"
         library.mkdir()
         shutil.copyfile(paceline.__file__, library / "paceline.py")
-        own = command.variables(self.settings, paths)
-        behind = os.environ.get("PYTHONPATH", "").split(os.pathsep) + own.pop("PYTHONPATH", "").split(os.pathsep)
-        kept = [entry for entry in behind if entry and Path(entry).resolve() != self.snapshot]
+        of_program = command.variables(self.settings, paths)
+        entries = [*os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        entries += of_program.pop("PYTHONPATH", "").split(os.pathsep)
+        kept = [entry for entry in entries if entry and Path(entry).resolve() != self.snapshot]
         return {
             **mlflow_variables(self.logged),
             **os.environ,
-            **own,
+            **of_program,
             "PYTHONPATH": os.pathsep.join([str(site), str(library), str(self.work), *kept]),
             variables.RUN_DIR: str(self.run_dir),
             variables.OUTPUTS: str(paths.outputs),
@@ -258,7 +265,9 @@ class Attempt:
         return next(logs, self.options.log_dir)
 
     def group_warning(self) -> str:
-        """Return the warning that several ranks have ended and none of this host ever had a process group; else ''."""
+        """Return a warning if the ranks of this host never had a process group although there are several; else ''.
+        Then each rank has done the whole work for itself, as if it were alone.
+        """
         options = dict(word.lstrip("-").partition("=")[::2] for word in self.options.torchrun)
         ranks, nodes = options.get("nproc-per-node", ""), options.get("nnodes", "1")
         if not (self.settings.torchrun and self.log_dir and ranks.isdecimal() and nodes.isdecimal()):
@@ -291,6 +300,7 @@ class Attempt:
         )
 
     def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
+        """Run the command to its end, while its metrics are recorded; return its exit code, negative for a signal."""
         log_dir = None if self.settings.torchrun or self.log_dir is None else Path(self.log_dir)
         child = Child(command, self.work / self.settings.workdir, env, log_dir)
         code = child.wait(recorder.look if recorder is not None else lambda: None)
@@ -327,7 +337,7 @@ class Child:
     """A process in this process's group. SIGTERM and SIGINT are passed on to it; ``was_stopped``: one has come."""
 
     def __init__(self, command: Sequence[str], workdir: Path, env: dict[str, str], log_dir: Path | None) -> None:
-        """Start it; ``log_dir``: where its output goes, as torchrun's would, without torchrun. Raises OSError."""
+        """Start the process. ``log_dir``: for its output; None: torchrun writes that. Raises OSError."""
         self._process: subprocess.Popen[bytes] | None = None
         self.was_stopped = False
         # the agent signals every process of a run, other senders only this one
@@ -344,7 +354,7 @@ class Child:
             )
 
     def wait(self, look: Callable[[], None]) -> int:
-        """Return the exit code (negative: a signal), and call ``look`` twice a second, whose error ends the process."""
+        """Return the exit code (negative: a signal). ``look`` is called twice a second; its error ends the process."""
         assert self._process is not None
         try:
             while True:
@@ -370,7 +380,7 @@ def how_it_ended(code: int) -> str:
 
 
 def end_as(code: int) -> NoReturn:
-    """End with an exit code, or by the signal that ended the child (negative), for the agent to see."""
+    """End with the child's exit code, or (negative) by the signal that ended the child, for the agent to see."""
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

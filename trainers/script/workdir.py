@@ -1,8 +1,7 @@
-"""The working directory of a script on one host: laid out from the snapshot, and kept between attempts.
+"""The working directory of a script on one host: laid out as a copy of the snapshot, and kept between attempts.
 
-``given.json`` has sizes and times of the files that were laid out: the script wrote all others. Standard library only,
-as the controller does the same with files that hosts sent.
-"""
+``given.json`` has the size and time of each file that was laid out, so all other files are the script's. Standard
+library only, because the controller does the same with files that hosts sent."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from trainers.script.settings import ScriptConfig
 
 BY_ITSELF = ""
 """In place of a placeholder's name: the script looks for its checkpoint by itself."""
-_LAID, _LOOKED_FOR = "laid", "looked_for.json"
+_LAID, _LOOKED_FOR = "laid", "looked_for.json"  # folder of a copy that is being made; paths that were looked for
 
 Stamps = Mapping[str, Sequence[int]]
 """Path in the run folder → size and time of the last write (ns)."""
@@ -32,7 +31,7 @@ Stamps = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """This node's part of a run folder; ``is_sent``: it was sent to this host, and isn't shared by the hosts."""
+    """This node's part of a run folder. ``is_sent``: the run folder was sent to this host, and isn't shared by all."""
 
     run_dir: Path
     rank: int
@@ -52,7 +51,7 @@ class Node:
         return path.relative_to(self.run_dir).as_posix()
 
     def place(self, path: Path, name: str) -> str:
-        """Return where a folder will lie in the controller's run folder; ``name``: the part of it that was sent."""
+        """Return where a folder will lie on the controller, for messages; ``name``: below nodes/RANK there."""
         return self.shown(path) if self.is_first or not self.is_sent else f"{run_folder.NODES}/{self.rank}/{name}"
 
 
@@ -71,7 +70,7 @@ def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
 
 
 def written_by_script(run_dir: Path, node_rank: int) -> list[Path]:
-    """Return the files in its copy of the project, and above it, that were not laid out or were changed since."""
+    """Return the files in a script's copy of the project, and above it, that it has written or changed."""
     # the copy lies two folders below this one (run_folder.WORK_COPY), so that ../x and ../../x are found, too
     above = work_folder(run_dir, node_rank) / run_folder.ABOVE
     return [*files_changed_since(above, run_dir, laid_out_stamps(run_dir, node_rank))]
@@ -98,16 +97,16 @@ def _stamp(path: Path) -> list[int]:
 
 
 def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Path]:
-    """Return placeholder (``BY_ITSELF``: the script looks for it) → its checkpoint, if any."""
+    """Return placeholder → its checkpoint, if any; ``BY_ITSELF`` → one that the script looks for by itself."""
     if not settings.resumes:
-        own = _looked_for_checkpoint(settings, run_dir)
-        return {} if own is None else {BY_ITSELF: own}
+        looked_for_by_script = _looked_for_checkpoint(settings, run_dir)
+        return {} if looked_for_by_script is None else {BY_ITSELF: looked_for_by_script}
     work, laid_out = copy_of(run_dir, 0), laid_out_stamps(run_dir, 0)
     chosen_for: dict[str, Path] = {}
     for name in settings.resume_names:
         pattern = name.partition(":")[2] or settings.resume_pattern
         chosen = newest_checkpoint(run_dir / run_folder.CHECKPOINTS, pattern)
-        if chosen is None and not settings.names_checkpoints:
+        if chosen is None and not settings.names_checkpoints:  # it may save in its working directory
             top = work if pattern is None else work / settings.workdir
             chosen = newest_checkpoint(top, pattern, is_output=lambda path: not is_as_laid_out(path, run_dir, laid_out))
         if chosen is not None:
@@ -116,10 +115,9 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
 
 def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None:
-    """Return the newest complete checkpoint that an attempt looked for in vain, then wrote, as with os.path.exists.
-
-    None on several nodes, of which only the first has it. Best ones are left out: a script looks for them to compare. A
-    ``resume_pattern`` that matches nothing starts over.
+    """Return the newest complete checkpoint that an attempt looked for in vain (as with os.path.exists) and later
+    wrote. None with several nodes, because only the first has the file. Best weights are left out: a script looks for
+    them only to compare. A ``resume_pattern`` that matches nothing starts over.
     """
     work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
     if folders != [work]:
@@ -137,12 +135,12 @@ def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None
 
 
 def newest_output(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint of a finished script, whose files have moved to its outputs; None without any."""
+    """Return the newest checkpoint among the outputs of a finished script; None without any."""
     return newest_checkpoint(run_dir / run_folder.OUTPUTS)
 
 
 def looked_for(run_dir: Path) -> list[str]:
-    """Return paths in the first node's copy that its own code looked for in vain (Lightning itself does, too)."""
+    """Return paths in the first node's copy that code of the script, or an ``open``, looked for in vain."""
     folder = work_folder(run_dir, 0)
     try:
         before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
@@ -160,20 +158,20 @@ def keep_looked_for(run_dir: Path) -> None:
 
 
 def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
-    """Return the checkpoints of ``checkpoints_to_resume`` with their times as one text; '' without any."""
+    """Return the checkpoints of ``checkpoints_to_resume`` and their times, as one text to compare; '' without any."""
     chosen = checkpoints_to_resume(settings, run_dir).values()
     return " ".join(f"{path.relative_to(run_dir)} {whole_since(path)}" for path in chosen)
 
 
-def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> Path:
-    """Put the snapshot where the script runs, without touching its own files; return that folder. Raises OSError.
-
-    It may be killed at any moment: no file appears that is neither in ``given.json`` (with ``besides``) nor the
-    script's.
+def lay_out(run_dir: Path, node_rank: int, *, others: Stamps | None = None) -> Path:
+    """Copy the snapshot to where the script runs, without touching its own files; return that folder. Raises OSError.
+    This may be killed at any moment, so a file is listed in ``given.json`` before it appears; else it would count as
+    the script's. ``others``: further files to list.
     """
     folder = work_folder(run_dir, node_rank)
     work, laid = copy_of(run_dir, node_rank), folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
+    # remove the files of an earlier attempt, except those that the script has changed
     laid_out = laid_out_stamps(run_dir, node_rank)
     for name in laid_out:
         path = run_dir / name
@@ -184,7 +182,7 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
     shutil.copytree(run_dir / run_folder.CODE, laid, ignore=shutil.ignore_patterns("__pycache__"))
     files = {path: work / path.relative_to(laid) for path in laid.rglob("*") if path.is_file()}
     stamps = {target.relative_to(run_dir).as_posix(): _stamp(path) for path, target in files.items()}
-    write_json(folder / run_folder.GIVEN, {**(besides or {}), **stamps})
+    write_json(folder / run_folder.GIVEN, {**(others or {}), **stamps})
     for path, target in files.items():
         if not os.path.lexists(target):  # else the script has altered it
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,14 +192,14 @@ def lay_out(run_dir: Path, node_rank: int, *, besides: Stamps | None = None) -> 
 
 
 def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool = False) -> list[str]:
-    """Move files of earlier attempts out of the way of one that starts anew; return their paths below ``to``.
-
-    ``with_checkpoints``: also those that no attempt can resume from. Unrecorded metrics stay. Raises OSError.
+    """Move files of earlier attempts to the folder ``to``, for an attempt that starts anew; return their paths there.
+    ``with_checkpoints``: also those in {checkpoints}, which can't be resumed from. Raises OSError.
     """
     if node_rank == 0:
         keep_unrecorded(run_dir)
     folder, work = work_folder(run_dir, node_rank), copy_of(run_dir, node_rank)
     target = to if node_rank == 0 else to / run_folder.NODES / str(node_rank)
+    # the first node's run folder has the files of all nodes, as they were sent back
     nodes = [node.relative_to(run_dir).as_posix() for node in run_dir.glob(f"{run_folder.NODES}/*")]
     moved_folders = ["outputs", *(f"{node}/{name}" for node in nodes for name in ("outputs", run_folder.WORK))]
     moved_folders += ["checkpoints", *(f"{node}/checkpoints" for node in nodes)] if with_checkpoints else []
@@ -209,20 +207,19 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
     moves = [(path, target / "workdir" / below(path, work)) for path in written_by_script(run_dir, node_rank)]
     for name in moved_folders:
         moves += [(path, to / path.relative_to(run_dir)) for path in files_changed_since(run_dir / name, run_dir, {})]
-    for path, place in moves:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(place)
-    for place in (folder / run_folder.ABOVE, *(run_dir / name for name in moved_folders)):
-        shutil.rmtree(place, ignore_errors=True)
+    for path, new_path in moves:
+        new_path.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(new_path)
+    for emptied in (folder / run_folder.ABOVE, *(run_dir / name for name in moved_folders)):
+        shutil.rmtree(emptied, ignore_errors=True)
     if (left := folder.with_name(f"{folder.name}-left")).exists():  # what was above program.outputs_limit
         target.mkdir(parents=True, exist_ok=True)
         left.replace(target / "left")
-    return [place.relative_to(to).as_posix() for _, place in moves]
+    return [new_path.relative_to(to).as_posix() for _, new_path in moves]
 
 
 def take_carried(run_dir: Path, node_rank: int) -> Stamps:
-    """Move files that this node wrote in earlier attempts, and were sent here, to where the script looks for them.
-
+    """Move the files that this node wrote in earlier attempts from where they were sent to where the script looks.
     Returns the first node's files in {checkpoints}, which this node needn't send back. Raises OSError.
     """
     carried = run_dir / run_folder.CARRIED / str(node_rank)

@@ -1,8 +1,7 @@
 """Strategies: how weights, gradients and optimizer state lie on the ranks, replicated (ddp) or sharded (fsdp).
 
 Each strategy is a module here, with its settings and ``build(config, model, context, precision)``, imported on use. The
-classes here are what a strategy consists of; they do the work of a single rank, and ddp and fsdp derive from them.
-"""
+classes here are what a strategy consists of; they do the work of a single rank, and ddp and fsdp derive from them."""
 
 from __future__ import annotations
 
@@ -20,9 +19,7 @@ from trainers.distributed.process_group import RankContext
 
 
 class GradientSync:
-    """Makes the gradients of a step, over all ranks: call ``start``, run each backward pass in a ``micro_batch``, call
-    ``finish``. This class is for one rank.
-    """
+    """Makes the gradients of a step: ``start``, each pass in a ``micro_batch``, ``finish``. Here: of one rank."""
 
     warm_up_passes = 0
     """Passes that each process must run before its first step, also if it resumes from a checkpoint."""
@@ -49,9 +46,8 @@ class GradientSync:
 
 
 class Layout:
-    """Where the weights lie: here whole on every rank. The optimizer changes ``parameters`` in place.
-
-    ``state`` of the methods is the rest of the training's state, such as the optimizer's (``Stepper.state``).
+    """Where the weights lie: here whole on every rank. The optimizer changes ``parameters`` in place. ``state`` of the
+    methods is the rest of the training's state, such as the optimizer's (``Stepper.state``).
     """
 
     name = "ddp"
@@ -61,9 +57,7 @@ class Layout:
         self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
-        """Combine the ``found_inf`` (1.0: a gradient isn't finite) of all ranks. Replicated gradients are the same on
-        all ranks, so here it is returned as it is.
-        """
+        """Combine the ranks' ``found_inf`` (1.0: a gradient isn't finite), which here is the same on all ranks."""
         return found_inf
 
     def whole_norm(self, norm: Tensor) -> Tensor:
@@ -91,9 +85,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """What a strategy makes of a model: its layout, the network to call (the model, compiled or wrapped as needed), and
-    its gradient averaging.
-    """
+    """What a strategy makes of a model: its layout, the network to call (maybe wrapped), and its gradient averaging."""
 
     layout: Layout
     network: nn.Module

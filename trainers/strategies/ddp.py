@@ -1,7 +1,6 @@
 """Data parallelism with torch's DistributedDataParallel, which averages gradients during the backward pass.
 
-Li et al.: PyTorch Distributed, VLDB 2020. A single rank runs without it.
-"""
+Li et al.: PyTorch Distributed, VLDB 2020. A single rank runs without it."""
 
 from __future__ import annotations
 

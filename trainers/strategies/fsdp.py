@@ -2,8 +2,7 @@
 
 torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when they
 are needed, and frees them again. The optimizer gets the slices as ordinary tensors, so it must be elementwise, as SGD
-and Adam are.
-"""
+and Adam are."""
 
 from __future__ import annotations
 
@@ -63,9 +62,7 @@ def build(config: TrainConfig, model: nn.Module, context: RankContext, precision
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
-    """Shard the model, part by part. Weights are used in ``precision`` (of batch normalisation in fp32), and gradients
-    summed in fp32.
-    """
+    """Shard the model, part by part: weights are used in ``precision`` (of norms in fp32), gradients summed in fp32."""
     lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
     norms: list[nn.Module] = [item for item in model.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
@@ -99,9 +96,7 @@ def parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class Shards(Layout):
-    """This rank's slices. Each tensor is cut along its first dimension; if it has fewer rows than there are ranks, the
-    last ranks have empty slices.
-    """
+    """This rank's slices: each tensor is cut along its first dimension; slices of few rows may be empty."""
 
     name = "fsdp"
 

@@ -6,8 +6,7 @@ it receives, and gathers the finished slices: as many bytes as a ring all-reduce
 Optimization of collective communication operations in MPICH, 2005), in an order that does not depend on buckets.
 
 ``shared_memory_hook`` is for two CPU ranks of one host. A sum of two numbers has only one order, so it has gloo's bits:
-for 1.6 million parameters in 1.6 ms a step instead of 6.1 ms (benchmarks/training.py's small network).
-"""
+for 1.6 million parameters in 1.6 ms a step instead of 6.1 ms (benchmarks/training.py's small network)."""
 # No ``from __future__ import annotations``: DistributedDataParallel compares a hook's annotations with its own types.
 
 import io
@@ -40,11 +39,10 @@ _ENDED = "connection closed by peer: the other rank of this host has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemory:
-    """Memory of two ranks: ``values``, float32 [n], with room for all gradients, and two pipes for their barrier.
-
-    Each rank gives one half of its gradients to the other, and adds up the other half: it writes the half that it
-    gives, and after a barrier adds its own values to what the other wrote; after another barrier it reads the sums of
-    its given half. In the next step a rank writes only where the other finished reading before that barrier.
+    """Memory of two ranks: ``values``, float32 [n], with room for all gradients, and two pipes for their barrier. Each
+    rank gives one half of its gradients to the other, and adds up the other half: it writes the half that it gives, and
+    after a barrier adds its own values to what the other wrote; after another barrier it reads the sums of its given
+    half. In the next step a rank writes only where the other finished reading before that barrier.
     """
 
     values: Tensor
@@ -81,7 +79,7 @@ class SharedSum:
 
 
 def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average (or sum) over two ranks, bit for bit as an all-reduce, after the last bucket of a step. Raises OSError."""
+    """Average (or sum) over two ranks after a step's last bucket, bit for bit as an all-reduce. Raises OSError."""
     if bucket.index() == 0:
         state.given, state.added, state.futures, state.filled = [], [], [], 0
     own = bucket.buffer()
@@ -114,7 +112,6 @@ def _add_up(state: SharedSum) -> None:
 
 def share_memory(numel: int, context: RankContext) -> SharedMemory | None:
     """Set up memory for ``numel`` gradients of two CPU ranks of one host: a memfd of rank 0, opened through /proc.
-
     Returns None for other ranks, and if the memory can't be made or opened. Every rank must call it.
     """
     ranks = context.ranks
@@ -150,9 +147,8 @@ def _create(size_bytes: int) -> list[int]:
 
 
 def _open(process: int, descriptors: Sequence[int], size_bytes: int, *, rank: int) -> SharedMemory | None:
-    """Open the memory, and this rank's ends of the pipes alone, so that they close when it dies.
-
-    ``process``, ``descriptors``: of rank 0. Rank 0 writes to the first pipe.
+    """Open the memory, and this rank's ends of the pipes alone, so that they close when it dies. ``process``,
+    ``descriptors``: of rank 0. Rank 0 writes to the first pipe.
     """
     memory, *ends = (Path(f"/proc/{process}/fd/{number}") for number in descriptors)
     incoming, outgoing = (ends[2], ends[1]) if rank == 0 else (ends[0], ends[3])
@@ -168,9 +164,7 @@ def _open(process: int, descriptors: Sequence[int], size_bytes: int, *, rank: in
 
 
 class EarlierParts:
-    """The pairwise sum of all parts of a rank except the last. Instead of the gradients of n parts it keeps at most
-    log2(n) + 1 partial sums, of 8, 4, 2 and 1 parts, for example.
-    """
+    """The pairwise sum of all parts of a rank but the last, as at most log2(n) + 1 partial sums for n parts."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters

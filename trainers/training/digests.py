@@ -63,10 +63,8 @@ class TensorRecorder:
 
 
 class Digests(TensorRecorder):
-    """Digests of every ``every``-th step, on this rank. ``write`` is a collective call.
-
-    The file has lines {"names": [[kind, name], …]}, and after each of them {"step", "rank", "digests": [a number per
-    name]}.
+    """Digests of every ``every``-th step, on this rank. ``write`` is a collective call. The file has lines {"names":
+    [[kind, name], …]}, and after each of them {"step", "rank", "digests": [a number per name]}.
     """
 
     def __init__(self, model: nn.Module, context: RankContext, path: Path, every: int) -> None:

@@ -52,10 +52,9 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates a model on the splits of a pack. ``batch_size``: smallest number of images in a rank's batch.
-
-    ``more``: further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of random numbers that
-    the model draws. ``shards``: number of parts in which a split is evaluated and summed; 0: one part per rank.
+    """Evaluates a model on the splits of a pack. ``batch_size``: smallest number of images in a rank's batch. ``more``:
+    further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of random numbers that the model
+    draws. ``shards``: number of parts in which a split is evaluated and summed; 0: one part per rank.
     """
 
     model: nn.Module
@@ -84,10 +83,9 @@ class Evaluator:
 
     @torch.inference_mode()
     def count_up(self, split: str) -> tuple[Tensor, Tensor]:
-        """Sum the results of a split over all ranks, without waiting for the device.
-
-        Returns float64 [2 + more], the sum of the losses, the number of correct predictions and the sums of further
-        metrics; and int32 [count], the predicted classes.
+        """Sum the results of a split over all ranks, without waiting for the device. Returns float64 [2 + more], the
+        sum of the losses, the number of correct predictions and the sums of further metrics; and int32 [count], the
+        predicted classes.
         """
         context = self.context
         start, stop = self.pack.manifest.splits[split]
@@ -140,10 +138,9 @@ class Evaluator:
 
 
 def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
-    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation (``tta``: trainer.tta).
-
-    mirror: the image and its mirror image. multicrop: also both shifted by one pixel, up and left as well as down and
-    right, at half the weight (arXiv 2404.00498).
+    """Yield (weight, view) of uint8 images [N, C, H, W] for test-time augmentation (``tta``: trainer.tta). mirror: the
+    image and its mirror image. multicrop: also both shifted by one pixel, up and left as well as down and right, at
+    half the weight (arXiv 2404.00498).
     """
     if tta == "none":
         yield 1.0, images

@@ -57,9 +57,7 @@ class Initial:
 def load(
     config: TrainConfig, network: nn.Module, context: RankContext, run_dir: Path, num_classes: int
 ) -> Initial | None:
-    """Load the weights that ``config.init`` names, on every rank. Rank 0 returns how; the others, and a run with fresh
-    weights, return None. Raises TrainerError.
-    """
+    """Load the weights of ``config.init``, if any, on every rank; rank 0 returns how. Raises TrainerError."""
     setting = config.init.setting
     if not setting:
         return None
@@ -120,7 +118,6 @@ def fit(
     setting: str,
 ) -> Initial:
     """Copy ``weights`` into the network. The last layer may differ in its number of classes; then it stays fresh.
-
     Raises TrainerError, and copies nothing: a tensor is missing, unknown, of another shape or kind, or not finite.
     """
     own = network.state_dict()
@@ -151,9 +148,8 @@ def fit(
 
 
 def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
-    """Return the names of the classifier layer's tensors, if it differs from the file's in its number of classes.
-
-    It is recognised by that difference, so exactly one layer must have it; else return [].
+    """Return the names of the classifier layer's tensors, if it differs from the file's in its number of classes. It is
+    recognised by that difference, so exactly one layer must have it; else return [].
     """
     names = []
     for name in own.keys() & weights.keys():

@@ -140,9 +140,8 @@ class Trainer:
         self.losses.restore(int(unread_steps), unread if self.context.is_rank_zero else ())
 
     def _warm_up(self) -> float:
-        """Run passes that change nothing, and return their seconds.
-
-        The passes come before a checkpoint is loaded, because they create some of the state that it is copied into.
+        """Run passes that change nothing, and return their seconds. The passes come before a checkpoint is loaded,
+        because they create some of the state that it is copied into.
         """
         stepper, compiles = self.stepper, self.config.trainer.compile
         replicated = stepper.strategy.layout.name == "ddp" and self.context.ranks.world_size > 1
@@ -259,10 +258,7 @@ class Trainer:
             self.throughput.restart()
 
     def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
-        """Read the losses of all ranks, which waits for the device, and write a line of metrics.
-
-        Returns what was read, and the images per second since the last time.
-        """
+        """Read the losses of all ranks and write a line of metrics; return what was read, and the images per second."""
         self.attempt.check()
         if self.digests is not None:
             self.digests.write()

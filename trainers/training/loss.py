@@ -115,7 +115,6 @@ def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothin
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
-
     ``checkpoint_requested``: rank 0 has called ``Losses.request``; ``stop_requested``: with ``stop``.
     """
 
@@ -163,10 +162,8 @@ class Losses:
         self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
 
     def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
-        """Return the mean loss since the last read, over all ranks; every rank must call it.
-
-        ``last_step``: of these losses; ``saved_step``: of the newest checkpoint, for the message. Raises TrainerError:
-        a loss is not finite.
+        """Return the mean loss since the last read, over all ranks; every rank must call it. ``last_step``: of these
+        losses; ``saved_step``: of the newest checkpoint, for the message. Raises TrainerError: a loss is not finite.
         """
         steps = self._count - self._restored
         rows, request = self._rows()

@@ -50,9 +50,8 @@ def _synchronised(network: nn.Module, context: RankContext) -> nn.Module:
 
 
 def fresh_network(config: ModelConfig, manifest: Manifest, context: RankContext, *, seed: int) -> nn.Module:
-    """Build a network with fresh weights. They depend on the seed alone, because they are drawn on the CPU.
-
-    Raises ConfigError: the network does not fit the images; TrainerError: the GPU's memory has no room for its weights.
+    """Build a network with fresh weights. They depend on the seed alone, because they are drawn on the CPU. Raises
+    ConfigError: the network does not fit the images; TrainerError: the GPU's memory has no room for its weights.
     """
     shape = models.ImageShape(
         channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes

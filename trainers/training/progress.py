@@ -61,7 +61,6 @@ class Progress:
 
     def record_metrics(self, metrics: Mapping[str, float], step: int) -> tuple[dict[str, float], list[str]]:
         """Keep the finite metrics of an evaluation. NaN and infinity, which JSON lacks, are left out and counted.
-
         Return the finite ones, and a warning for each metric that was left out for the first time.
         """
         warnings = []
@@ -123,7 +122,6 @@ class MetricsFile:
 
     def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
         """Open the file with exactly ``text`` as content: the lines up to the checkpoint that the run resumes from.
-
         ``damage`` is set to a description if the file didn't begin with ``text``, else to ''. ``attempt`` is the run id
         of new lines.
         """

@@ -39,9 +39,8 @@ _MANY_UNUSED = 0.05  # share of the train images that an epoch may leave out wit
 
 
 def run(path: Path, observed: ObservedRank | None = None) -> None:
-    """Train with the configuration at ``path``, config.json in the run folder.
-
-    ``observed`` records what this process reads. Raises ConfigError, TrainerError: the message says how to fix it.
+    """Train with the configuration at ``path``, config.json in the run folder. ``observed`` records what this process
+    reads. Raises ConfigError, TrainerError: the message says how to fix it.
     """
     run_dir = path.parent
     try:
@@ -182,11 +181,7 @@ def note_pruned(trainer: Trainer) -> None:
 
 
 def finish(trainer: Trainer, test: Evaluation, observed: ObservedRank | None) -> None:
-    """Write the results on rank 0; summary.json last, because it has the digests of the others. Every rank must call
-    it.
-
-    ``test``: the evaluation of the test split.
-    """
+    """Write the results on rank 0; summary.json last, with the digests of the others. Every rank must call it."""
     HEARTBEAT.enter(Phase.ENDING)
     weights = trainer.stepper.strategy.layout.weights()
     records = _input_records(trainer.context, observed)

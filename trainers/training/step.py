@@ -69,10 +69,7 @@ class Stepper:
         self._peak_lr = optimizers.peak_lr(config.optimizer, context.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Run one step, at ``position`` of its epoch; return the mean loss of each of this rank's parts.
-
-        Raises TrainerError.
-        """
+        """Run a step, at ``position`` of its epoch; return the mean loss of each part here. Raises TrainerError."""
         if self.grad_scaler is not None:
             self.grad_scaler.begin()
         try:
@@ -90,9 +87,7 @@ class Stepper:
         return max(self.gradient_sync.warm_up_passes, _WARM_UP_STEPS if self._prepares_kernels else 0)
 
     def warm_up(self, plan: EpochPlan) -> None:
-        """Run passes that compile, choose kernels and let the strategy prepare itself, but leave no trace in the state:
-        updates are skipped, and batch statistics restored. Raises TrainerError.
-        """
+        """Run passes that compile and prepare, with updates skipped and statistics restored. Raises TrainerError."""
         before = [(item, item.clone()) for item in self.model.buffers()]
         size = self.steps.micro_batch_size
         part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
@@ -168,9 +163,7 @@ class Stepper:
         return self.strategy.layout.copies(self.state())
 
     def distribute(self, checkpoint: Checkpoint | None) -> None:
-        """Load this rank's slices of sharded tensors from rank 0's checkpoint (None elsewhere). Every rank must call
-        it.
-        """
+        """Load this rank's slices from rank 0's checkpoint (None elsewhere). Every rank must call it."""
         self.strategy.layout.distribute(checkpoint, self.state())
 
     def _replicated(self) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
@@ -198,10 +191,7 @@ class Stepper:
             self.average = None
 
     def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Average the gradients of the global batch; return this rank's losses, a scalar or [parts].
-
-        This rank computes its parts one after the other.
-        """
+        """Average the gradients of the global batch, part by part; return this rank's losses, a scalar or [parts]."""
         losses, parts = [], self.steps.parts_of(self.context.ranks.rank)
         first = self.steps.first_sample(position, self.context.ranks.rank)
         self._begin()
@@ -298,7 +288,7 @@ class GradScaler:
 
     @torch.no_grad()
     def inspect(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Divide the gradients by the scale in place. Returns ``found_inf`` for the optimizer, 1.0 if one isn't finite."""
+        """Divide the gradients by the scale in place. Returns ``found_inf``: 1.0 if one isn't finite, else 0.0."""
         self.found_inf.zero_()
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self.found_inf, self.scale.reciprocal())
         return self.found_inf

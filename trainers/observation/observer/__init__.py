@@ -1,9 +1,9 @@
-"""Code in each observed Python process, which notes the files, folders, variables and modules that it reads.
+"""The code that runs in each observed Python process and notes the files, folders, variables and modules it reads.
 
-Below: the names of zones and accesses in the notes, and their digests. ``trainers.observation.processes`` starts the
-code by a ``sitecustomize.py``, before all other code. Standard library only and Python >= 3.8, as a script may start
-another interpreter. Nothing may raise: an audit hook's exception aborts the operation.
-"""
+This module has the names of zones (where a file lies) and accesses (what was done) in the notes, and their digests.
+``hooks`` intercepts accesses, ``watch`` writes the notes. A ``sitecustomize.py`` starts the code before all other code
+(``trainers.observation.processes``). Standard library only and Python >= 3.8, because a script may start another
+interpreter. Nothing may raise: an exception in an audit hook aborts the operation."""
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH208
@@ -51,7 +51,7 @@ VARIABLE = "variable"  # a variable of the environment was read by its name
 IMPORTED = "imported"  # a module was imported; the note has its top-level name
 
 HASHED_BYTES = 64 << 20  # a larger file is identified by size and modification time
-original_stat, original_open = os.stat, os.open  # ``hooks`` puts others into their places
+original_stat, original_open = os.stat, os.open  # ``hooks`` replaces those in os
 
 
 def digest_of(path: str, as_stamp: bool = False) -> str:

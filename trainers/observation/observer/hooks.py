@@ -1,4 +1,5 @@
-"""Report a process's accesses to its Watch: by an audit hook, and by replacing functions that raise no audit event."""
+"""The interception of a process's accesses, which are passed on to its ``Watch``: by an audit hook (sys.addaudithook),
+and by replacing functions that raise no audit event."""
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH109, PTH115, PTH117, PTH118, PTH119, PTH120, SIM105
@@ -22,7 +23,7 @@ _OBSERVED_CODE = 2  # depth of the observed code's frame for ``sys._getframe`` i
 
 
 def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
-    """Return the audit hook. For a path that was seen before or is not observed, the hook only looks into a set."""
+    """Return the audit hook. It is called at each ``open``, so for a path seen before it only looks into a set."""
     seen: set[str] = set()
     skipped, unobserved_threads = watch.skipped, watch.unobserved_threads
     handlers = {**_handlers_of_names(watch), **_handlers_of_programs(watch)}
@@ -124,7 +125,7 @@ def _handlers_of_names(watch: Watch) -> dict[str, Callable[..., None]]:
     def renamed(before: Any, after: Any, *folders: Any) -> None:
         if folders == (-1, -1):  # neither path is relative to an open folder
             source, target = absolute(before), absolute(after)
-            if not watch.is_own(source):
+            if not watch.is_own(source):  # its content becomes that of a file of the program
                 watch.file_read(source)
             watch.file_written(target)
 
@@ -151,7 +152,7 @@ _CODE_OF_ENVIRON = (
 
 
 def replace_stat(watch: Watch) -> None:
-    """Note files by ``os.stat``, missing ones and those of the checkout: os.path.exists raises no audit event."""
+    """Note what ``os.stat`` doesn't find, or finds in the checkout: it (and os.path.exists) raises no audit event."""
     seen: set[Any] = set()
 
     def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
@@ -197,6 +198,7 @@ def replace_open(watch: Watch) -> None:
 
 
 def _replace(name: str, function: Any) -> None:
+    """Put a function into os in place of the one of that name, and of what os says about that one."""
     original = getattr(os, name)
     function.__module__, function.__name__, function.__qualname__ = "os", name, name
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
@@ -221,6 +223,7 @@ def replace_environ(watch: Watch) -> None:
         reads[name] = count = reads.get(name, 0) + 1
         if count > _MOST_READS:
             return original_getitem(self, name)
+        # find the code that asked, beyond the methods of os.environ
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in _CODE_OF_ENVIRON:  # get, os.getenv
             frame = frame.f_back
@@ -298,7 +301,7 @@ class _Finder:
 
 
 def compile_anew() -> None:
-    """Import source trees without byte code, which names its source by size and second: an edit may be newer."""
+    """Import sources without byte code, which would also fit a source that was edited within the same second."""
     loader: Any = sys.modules["_frozen_importlib_external"].SourceFileLoader
     original_path_stats, standard = loader.path_stats, os.path.dirname(os.__file__) + "/"
 
@@ -311,7 +314,7 @@ def compile_anew() -> None:
 
 
 def leave_project(zones: Iterable[tuple[str, str]]) -> None:
-    """Remove the project's folders, of an editable install, from ``sys.path``: the snapshot alone counts."""
+    """Remove the project's folders (of an editable install) from ``sys.path``: only the run's copy may be imported."""
     watch = Watch(zones, "")
 
     def stays(entry: str) -> bool:

@@ -1,7 +1,7 @@
-"""Note what one process reads: each access is one line in the process's file of notes.
+"""The writer of one process's notes: it decides which accesses count, and appends a line for each to the process's
+file.
 
-A file is hashed when it is first opened, so that a later edit of it is detected.
-"""
+A file is hashed when it is first opened, so that a later edit of it is detected."""
 
 # This module runs at the start of each process, when os.path is loaded and pathlib isn't.
 # ruff: noqa: PTH100, PTH109, PTH112, PTH114, PTH118, PTH119, PTH120
@@ -57,7 +57,7 @@ _MOST_NOTES = 20_000  # of one process
 _MOST_MISSING_OUTSIDE = 1000  # of these, notes of missing files outside of the project
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 _PATTERN_SIGNS = "*?["
-_READERS_FOR_DISPLAY = ("traceback.py", "warnings.py", "runpy.py", "<frozen runpy>")  # they show a source's lines
+_READERS_FOR_DISPLAY = ("traceback.py", "warnings.py", "runpy.py", "<frozen runpy>")  # they show or run a source
 _STANDARD_MODULES = frozenset(getattr(sys, "stdlib_module_names", ()))
 _OBSERVED_CODE = 3
 """Depth of the observed code's frame for ``sys._getframe`` in a method of Watch, which a handler of the audit hook (or
@@ -85,6 +85,7 @@ class Watch:
         self.zones = sorted(
             ((folder.rstrip("/") or "/", zone) for zone, folder in zones), key=lambda entry: -len(entry[0])
         )
+        # prefixes that are skipped without a further look: no observed zone lies inside
         self.skipped = tuple(
             folder + "/"
             for folder, zone in self.zones
@@ -154,7 +155,7 @@ class Watch:
         if zone == SKIP:
             return
         inside = os.path.join(inside, name)
-        if zone == WORK:
+        if zone == WORK:  # its files are those of the key, so only missing ones matter
             if if_missing and not exists(path):
                 self.note(if_missing, zone, inside)
             return
@@ -200,6 +201,7 @@ class Watch:
         if len(self.written) < MOST_CACHED:
             self.written.add(real)
         inside = os.path.join(inside, name)
+        # in the copy, only a file that was looked for before: it is no input then
         was_missing = not self.noted.isdisjoint(f"{access} {WORK} {inside}" for access in (OPEN_FAILED, STAT_FAILED))
         if zone != WORK or was_missing:
             self.note(WRITTEN, zone, inside)
@@ -215,6 +217,7 @@ class Watch:
             self.note(MADE_FOLDER, zone, os.path.join(inside, os.path.basename(real)))
 
     def is_own(self, path: str) -> bool:
+        """Return True for a file that this process has written, or that lies in a folder which it made."""
         if not self.written and not self.made:
             return False
         real = os.path.realpath(path)
@@ -251,7 +254,7 @@ class Watch:
     # Names in folders.
 
     def folder_listed(self, path: Any, caller: str, all_names: bool) -> None:
-        """Note a listed folder. ``caller``: file of the code. ``all_names``: by os.listdir, not os.scandir."""
+        """Note a listed folder. ``caller``: the source file; ``all_names``: by os.listdir, else by os.scandir."""
         if isinstance(path, int):
             return
         folder = absolute(path or ".")
@@ -320,7 +323,7 @@ def _is_standard(source: str) -> bool:
 
 
 def _caller_outside_standard_library(frame: Any, excluded: tuple[str, ...] = ()) -> str:
-    """Return the file of the innermost frame outside of the standard library; '' if an ``excluded`` one is nearer."""
+    """Return the innermost source file outside of the standard library; '' if an ``excluded`` module is nearer."""
     while frame is not None and _is_standard(frame.f_code.co_filename):
         if os.path.basename(frame.f_code.co_filename) in excluded:
             return ""

@@ -1,4 +1,5 @@
-"""metrics.jsonl of a script's run: a complete line per row, in the format of the classifier's."""
+"""The metrics.jsonl of a script's run, one line per row, in the format of the built-in trainer's. Several attempts
+write it; rows that an attempt logs again move to another file."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple
 
 from trainers.script.files import printable, write_text
 
-_CUT_S = 0.2  # pause after a cut: readers look every 0.05 s, and must see it before the file grows again
+_CUT_S = 0.2  # pause after the file has shrunk: readers look every 0.05 s, and must see it before it grows again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Metrics of one step, or (``of_end``) of the whole run; unix time, finished steps, epochs from 1."""
+    """Metrics of one step, or (``of_end``) of the whole run. ``step``: finished steps; ``epoch``: from 1."""
 
     time_s: float
     step: int
@@ -47,7 +48,7 @@ class LeftOut:
 
 
 class _RecordedRow(NamedTuple):
-    """A row of metrics.jsonl that an earlier attempt wrote: its ``line``, and what decides whether it stays."""
+    """A row of metrics.jsonl that an earlier attempt wrote: its ``line``, and parts that decide whether it stays."""
 
     step: int
     epoch: int
@@ -56,26 +57,24 @@ class _RecordedRow(NamedTuple):
 
 
 class MetricsFile:
-    """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``.
-
-    ``last``: the newest value of each metric. ``step``: the highest. ``left_out``: NaN and infinite values.
+    """Appends rows, and moves rows of earlier attempts that this attempt logs again to the file ``aside``. ``last``:
+    metric → newest value. ``step``: the highest; None: no row. ``left_out``: metric → NaN and infinite values.
     ``unstorable_step``: the first step that no tracker can store.
     """
 
     def __init__(
         self, path: Path, *, aside: Path, say: Callable[[str], None], attempt: str = "", resumes: bool = False
     ) -> None:
-        """Raises OSError. ``say``: called with a description of moved rows if none of them stays in ``path``.
-
-        ``resumes``: the script was given a checkpoint. One that wasn't may find one by itself; it starts over if the
-        first step that it logs isn't behind the earlier ones.
+        """Read the rows of earlier attempts. Raises OSError. ``say`` is called with a description of moved rows if no
+        row stays in the file. ``resumes``: the script was given a checkpoint. Without one it may still find one by
+        itself; that is decided by the first step that it logs.
         """
         self._path, self._attempt, self._resumes, self._aside, self._say = path, attempt, resumes, aside, say
         self.last: dict[str, float] = {}
         self.step: int | None = None
         self.left_out: dict[str, LeftOut] = {}
         self.unstorable_step: int | None = None
-        self._logged: set[str] = set()  # the metrics of this attempt's steps
+        self._logged: set[str] = set()  # names of the metrics that this attempt has logged
         self._earlier: list[_RecordedRow] = list(_rows_of(path)) if path.exists() else []
         write_text(path, "".join(row.line for row in self._earlier))
         for row in self._earlier:
@@ -98,9 +97,9 @@ class MetricsFile:
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Add rows that an earlier attempt logged but could not record before its end. Raises OSError."""
-        known = [json.loads(row.line) for row in self._earlier]
-        recorded = {(value["t"], *value["metrics"]) for value in known}  # time and names of its metrics
-        attempt = known[-1]["attempt"] if known else self._attempt
+        contents = [json.loads(row.line) for row in self._earlier]
+        recorded = {(content["t"], *content["metrics"]) for content in contents}  # (time, *names of metrics)
+        attempt = contents[-1]["attempt"] if contents else self._attempt
         for row in rows:
             value = replace(row, metrics=_named(row.metrics)).as_json(attempt)
             if value["metrics"] and _is_kept(row.step) and (value["t"], *value["metrics"]) not in recorded:
@@ -123,18 +122,18 @@ class MetricsFile:
         self._earlier = []
 
     def _move_repeated(self, row: Row) -> None:
-        """Move the rows of earlier attempts that this attempt logs again, as a new metric shows. Raises OSError."""
+        """Move the rows of earlier attempts that this one logs again, at its first row of a metric. Raises OSError."""
         names, earlier = row.metrics.keys(), self._earlier
         new_names = names - self._logged
         if not earlier or not new_names:
             return
-        if row.of_end:  # a script that continues from its last checkpoint may log no step before
+        if row.of_end:  # a script that continues from its last checkpoint may log only these
             moved = [old for old in earlier if old.step >= row.step and old.names == names]
-        elif self._logged:  # of a further source, whose rows may come later, as TensorBoard's do
+        elif self._logged:  # the first row of a further source, such as TensorBoard's files, which may come later
             moved = [old for old in earlier if old.step >= row.step and old.names & new_names]
-        elif not self._resumes and _starts_over(earlier, row):  # the very first row, as in the next case
+        elif not self._resumes and _starts_over(earlier, row):  # the very first row
             moved = earlier
-        else:  # later steps of the last pass over the steps
+        else:  # also the very first row: later steps of the last pass over the steps
             earlier = earlier[_last_pass(earlier, names) :]
             moved = [old for old in earlier if old.step > row.step or (old.step == row.step and old.names & names)]
         self._move(moved)
@@ -142,6 +141,7 @@ class MetricsFile:
         self._logged |= set() if row.of_end else names
 
     def _move(self, moved: Sequence[_RecordedRow]) -> None:
+        """Move rows to the file ``aside``. Raises OSError."""
         if not moved:
             return
         self._aside.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def _named(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _is_kept(step: int) -> bool:
-    """Whether trackers can store the step: 64 bits."""
+    """Return True if trackers can store the step, in 64 bits."""
     return -(1 << 63) <= step < 1 << 63
 
 
@@ -179,21 +179,21 @@ def _in_words(steps: Sequence[int]) -> str:
 
 
 def _starts_over(earlier: Sequence[_RecordedRow], row: Row) -> bool:
-    """Whether ``row`` stands at or before the first earlier row with one of its metrics, else before all rows."""
+    """Return True if ``row`` isn't behind the first earlier row with one of its metrics, or the first at all."""
     first = next((old for old in earlier if old.names & row.metrics.keys()), earlier[0])
     return (row.epoch or 0, row.step) <= (first.epoch, first.step)
 
 
 def _last_pass(earlier: Sequence[_RecordedRow], names: Set[str]) -> int:
-    """Return where the last pass over the steps begins, by ``names``: a script may count anew in each epoch."""
-    last: dict[str, int] = {}
+    """Return the index at which the last pass over the steps begins: a script may count anew in each epoch."""
+    last_step: dict[str, int] = {}
     begins: dict[str, int] = {}
     for index, row in enumerate(earlier):
         for name in row.names:
-            if row.step < last.get(name, row.step):
+            if row.step < last_step.get(name, row.step):
                 begins[name] = index
-            last[name] = row.step
-    return max((begins.get(name, 0) for name in (names & last.keys()) or last), default=0)
+            last_step[name] = row.step
+    return max((begins.get(name, 0) for name in (names & last_step.keys()) or last_step), default=0)
 
 
 def _rows_of(path: Path) -> Iterator[_RecordedRow]:

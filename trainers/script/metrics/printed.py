@@ -1,7 +1,6 @@
-"""The metrics that a script has printed, as rows: for a script that reports none in another way.
-
-Rows of earlier attempts stand before those of this attempt, up to the position at which it goes on.
-"""
+"""The reader of the metrics that a script has printed, for a script that reports none in another way (program.metrics=
+auto). It runs when the script has ended. Lines of earlier attempts are kept (``keep_lines``): those before the position
+at which this attempt went on come first."""
 
 from __future__ import annotations
 
@@ -42,7 +41,10 @@ class PrintedRows(NamedTuple):
 def printed_rows(
     log_dir: Path, began_s: float, kept_lines: Path | None = None, saved: Sequence[Path] = ()
 ) -> PrintedRows:
-    """Return what rank 0 printed, stdout first, with times spread over the attempt. ``saved``: checkpoints' folders."""
+    """Return the metrics that rank 0 printed, those in stdout first. Times are spread evenly over the attempt.
+    ``log_dir``: torchrun's; ``began_s``: start of the attempt (unix); ``kept_lines``: the file of ``keep_lines``;
+    ``saved``: folders that may hold the state of transformers' Trainer, which knows the steps of an epoch.
+    """
     steps_per_epoch = _steps_per_epoch(saved)
     attempts = _kept_attempts(kept_lines) if kept_lines is not None else []
     streams = list[list[TimedLine]]()
@@ -53,10 +55,11 @@ def printed_rows(
     # an attempt that had nothing left to train prints nothing: lines of earlier attempts count all the same
     for own_lines in [lines for lines in streams if lines] or [[]]:
         names = {name for item in own_lines for name in item.line.metrics}
+        # each attempt replaces the lines of those before it from its own first position on
         earlier_lines = list[TimedLine]()
         for attempt in attempts:
-            alike = [item for item in attempt if not own_lines or names & item.line.metrics.keys()]
-            earlier_lines = [*_lines_before(alike, earlier_lines), *alike]
+            lines = [item for item in attempt if not own_lines or names & item.line.metrics.keys()]
+            earlier_lines = [*_lines_before(lines, earlier_lines), *lines]
         earlier_lines = _lines_before(own_lines, earlier_lines)
         numbered = [*_rows_with_steps([*earlier_lines, *own_lines], steps_per_epoch)]
         earlier_rows += numbered[: len(earlier_lines)]
@@ -65,7 +68,7 @@ def printed_rows(
 
 
 def keep_lines(run_dir: Path, began_s: Mapping[int, float]) -> None:
-    """Store metric lines of earlier attempts (number → start, unix) for the next one. Raises OSError."""
+    """Store the lines with metrics of earlier attempts (number → start, unix seconds) for the next. Raises OSError."""
     kept = list[str]()
     for attempt, start_s in sorted(began_s.items()):
         for log in sorted((run_dir / run_folder.ATTEMPTS / str(attempt)).glob("*.log")):
@@ -93,7 +96,7 @@ def _kept_attempts(path: Path) -> list[list[TimedLine]]:
 
 
 def text_of_rank_0(line: str) -> str:
-    """Return the text of rank 0 in a line of a host's log; '' for another one, and for a progress bar under way."""
+    """Return the text of rank 0 in a line of a host's log; '' for other ranks, and an unfinished progress bar."""
     is_whole = line.startswith(_OF_RANK_0) and not line.endswith(run_folder.UNFINISHED)
     return line.removeprefix(_OF_RANK_0) if is_whole else ""
 
@@ -149,9 +152,9 @@ def _steps_per_epoch(folders: Sequence[Path]) -> float | None:
 
 
 def _rows_with_steps(items: Sequence[TimedLine], steps_per_epoch: float | None) -> Iterator[Row]:
-    """Yield a row for each line, with the first of these numbers that all lines have and that never falls.
-
-    The step in the line; epochs passed × steps of an epoch; epoch and step; the epoch; else the lines are counted.
+    """Yield a row for each line, with a step for it. There are five ways to number the lines; the first that all lines
+    have and that never falls is used: the step in the line; epochs passed × steps of an epoch; epoch and step; the
+    epoch; the count of lines.
     """
     lines = _with_positions(item.line for item in items)
     # a step of its epoch, of which only one was printed, doesn't grow
@@ -172,7 +175,7 @@ def _rows_with_steps(items: Sequence[TimedLine], steps_per_epoch: float | None) 
         epochs,
         [*range(1, len(lines) + 1)],
     )
-    numbers = next(known for known in candidates if len(known) == len(lines) and known == sorted(known))
+    numbers = next(steps for steps in candidates if len(steps) == len(lines) and steps == sorted(steps))
     for item, line, number in zip(items, lines, numbers, strict=True):
         yield Row(time_s=item.time_s, step=number, epoch=line.epoch, metrics=dict(line.metrics))
 
@@ -275,7 +278,7 @@ class PrintedLine:
 
 
 def parse_line(text: str, split_before: str = "") -> PrintedLine:
-    """Return a line's metrics, but for names with two values, epoch and step. ``split_before``: of the line before."""
+    """Return a line's metrics (of names with one value), epoch and step. ``split_before``: of the line before."""
     text = text.rpartition("\r")[2]  # the last state of a progress bar
     if len(text) > _LONGEST_CHARACTERS:
         return PrintedLine({})

@@ -1,7 +1,8 @@
-"""Recording of a script's metrics on node 0, also of rows that a killed parent could not record. Standard library only.
+"""The recorder of a script's metrics, in the script's parent on node 0 (``trainers.script.start``): it collects the
+rows of all sources in metrics.jsonl, also those that a killed parent could not record. Standard library only.
 
-``python -m trainers.script.metrics.recorder RUN_DIR PATTERN [EARLIER_PATTERN]`` adds those of a finished run's logs.
-"""
+``python -m trainers.script.metrics.recorder RUN_DIR PATTERN [EARLIER_PATTERN]`` adds metrics from a finished run's
+logs."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ _NO_METRIC = (
 
 
 def _mlflow_store(logged: Path) -> Path:
-    """Return the folder in which a script's own MLflow writes on this host by default: next to ``logged``."""
+    """Return the folder for a script that logs to MLflow by itself: next to ``logged``, the file of paceline.log."""
     return logged.with_name("mlflow")
 
 
@@ -68,6 +69,8 @@ class Source(Protocol):
 
 
 class Recorder:
+    """Records the metrics of one attempt. Call ``look`` regularly, the last time with ``last``."""
+
     def __init__(
         self,
         settings: ScriptConfig,
@@ -83,8 +86,10 @@ class Recorder:
         """``logged``: file of the module paceline; ``log_dir``: torchrun's; others: see MetricsFile."""
         self.metrics = MetricsFile(run_dir / run_folder.METRICS, aside=aside, say=say, attempt=attempt, resumes=resumes)
         self._logged = Logged(logged, lambda: self.metrics.step)
+        # rows that the parent of the last attempt did not record before it was killed
         self.metrics.restore(Logged(earlier_log(logged), lambda: self.metrics.step).rows(last=True))
         earlier_log(logged).unlink(missing_ok=True)
+        # without a checkpoint this attempt begins at the first step
         if not resumes and not any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*")):
             self.metrics.set_aside()
         self._files = metric_files_of(run_dir)
@@ -107,6 +112,7 @@ class Recorder:
         return self._logged.was_pruned
 
     def look(self, *, last: bool = False) -> None:
+        """Record the rows since the last call. ``last``: the script has ended. Raises OSError."""
         self._files.refresh(last=last)
         for source in self._sources:
             for row in source.rows(last=last):
@@ -146,7 +152,8 @@ def _left_out_text(left_out: Mapping[str, LeftOut]) -> list[str]:
     return [f"values that are no finite numbers were not recorded: {', '.join(each[:_SHOWN])}{more}"]
 
 
-# Rows that the last attempt did not record: the next one finds them by the file sizes at the beginning of the last one.
+# Rows that the last attempt did not record. The next attempt finds them behind the sizes that the files had when the
+# last one began.
 
 
 def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) -> WatchedFiles:
@@ -156,33 +163,33 @@ def metric_files_of(run_dir: Path, earlier: Mapping[Path, int] | None = None) ->
 
 
 def keep_unrecorded(run_dir: Path) -> None:
-    """Append rows that the last attempt did not record to its log, which the next one records. Raises OSError."""
-    note, logged = work_folder(run_dir, 0) / run_folder.EARLIER, work_folder(run_dir, 0) / run_folder.LOGGED
+    """Append rows that the last attempt did not record to its file of paceline.log. Raises OSError."""
+    sizes_file, logged = work_folder(run_dir, 0) / run_folder.EARLIER, work_folder(run_dir, 0) / run_folder.LOGGED
     try:
-        value = json.loads(note.read_text(encoding="utf-8"))
-        earlier = {run_dir / name: int(size) for name, size in value.items()}
+        sizes = json.loads(sizes_file.read_text(encoding="utf-8"))
+        earlier = {run_dir / name: int(size) for name, size in sizes.items()}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return
-    files, known = metric_files_of(run_dir, earlier), Counter(_recorded_values(run_dir / run_folder.METRICS))
+    files, recorded = metric_files_of(run_dir, earlier), Counter(_recorded_values(run_dir / run_folder.METRICS))
     lines = []
     for source in (JsonLines(files), EventFiles(files), CsvTables(files)):
         for row in source.rows(last=False):
-            if metrics := _unrecorded(row, known):
+            if metrics := _unrecorded(row, recorded):
                 logged_row = {"t": row.time_s, "step": row.step, "epoch": row.epoch, "metrics": metrics}
                 lines.append(json.dumps(logged_row) + "\n")
     if lines:
         text = logged.read_text(encoding="utf-8", errors="replace") if logged.exists() else ""
-        write_text(logged, text[: text.rfind("\n") + 1] + "".join(lines))
-    note.unlink()
+        write_text(logged, text[: text.rfind("\n") + 1] + "".join(lines))  # without an unfinished last line
+    sizes_file.unlink()
 
 
-def _unrecorded(row: Row, known: Counter[_Value]) -> dict[str, float]:
-    """Return the finite metrics of a row that are not recorded; each recorded one is removed from ``known``."""
+def _unrecorded(row: Row, recorded: Counter[_Value]) -> dict[str, float]:
+    """Return the finite metrics of a row that are not recorded; each recorded one is removed from ``recorded``."""
     metrics = {}
     for name, number in row.metrics.items():
         value = (row.step, row.epoch, name.rpartition("/")[2], number)
-        if known[value] > 0:
-            known[value] -= 1
+        if recorded[value] > 0:
+            recorded[value] -= 1
         elif math.isfinite(number):
             metrics[name] = number
     return metrics
@@ -201,10 +208,10 @@ def _recorded_values(metrics: Path) -> Iterator[_Value]:
 
 
 def add_matches(run_dir: Path, pattern: str, earlier_pattern: str = "") -> None:
-    """Add a pattern's matches in a finished run's logs, for ``earlier_pattern``'s. Raises OSError, ValueError."""
+    """Add a pattern's matches in a finished run's logs; ``earlier_pattern``'s go. Raises OSError, ValueError."""
     metrics, summary = run_dir / run_folder.METRICS, run_dir / run_folder.SUMMARY
     results = _json(summary)
-    del results["sha256"]  # the seal, which is made anew
+    del results["sha256"]  # the digest of the old summary
     names = {*re.compile(pattern).groupindex, *(re.compile(earlier_pattern).groupindex if earlier_pattern else ())}
     kept = [row for line in metrics.read_text(encoding="utf-8").splitlines() if (row := _without(line, names))]
     attempt = kept[-1]["attempt"] if kept else _json(run_dir / run_folder.PLAN).get("run_id", "")

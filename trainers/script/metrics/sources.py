@@ -1,4 +1,5 @@
-"""The sources of a script's metrics while it runs: files that it writes, rank 0's lines, the module ``paceline``."""
+"""The sources of a script's metrics while it runs: files that it writes, rank 0's lines, the module ``paceline``. Each
+class is a ``Source`` of the recorder, whose ``rows`` yields what is new since the last call."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ _STEPS = ("step", "global_step", "iteration", "iter")
 
 
 class _MetricNames:
-    """Names of metrics by file: a second file's ``loss`` is ``val/loss``, if it is called val.jsonl."""
+    """Gives metrics of several files different names: a second file's ``loss`` is ``val/loss``, for val.jsonl."""
 
     def __init__(self, files: WatchedFiles) -> None:
         self._files = files
-        self._of: dict[str, Path] = {}
+        self._first_file: dict[str, Path] = {}  # name → the first file that has it
 
     def named(self, path: Path, metrics: Mapping[str, float]) -> dict[str, float]:
         return {self._name(path, name): number for name, number in metrics.items()}
 
     def _name(self, path: Path, name: str) -> str:
-        first = self._of.setdefault(name, path)
+        first = self._first_file.setdefault(name, path)
         return name if first == path else f"{self._files.shown(path).rpartition('.')[0]}/{name}"
 
 
@@ -54,11 +55,12 @@ class JsonLines:
             if last:
                 yield from self._row(path, file.last_line(), "its last line breaks off and was left out")
 
-    def _row(self, path: Path, line: bytes, otherwise: str) -> Iterator[Row]:
+    def _row(self, path: Path, line: bytes, problem: str) -> Iterator[Row]:
+        """Yield the row of a line, if it has one; note ``problem`` if it is no JSON."""
         try:
             value = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
-            self.notes.setdefault(f"{self._watched.shown(path)}: {otherwise}")
+            self.notes.setdefault(f"{self._watched.shown(path)}: {problem}")
             return
         row = row_of(value)
         if row is not None:
@@ -94,7 +96,7 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile(path)
-        self._first, self._titles, self._count = b"", [""], 0
+        self._first, self._titles, self._count = b"", [""], 0  # first line, its cells, rows that were yielded
 
     def rows(self, *, last: bool, until_bytes: int | None = None) -> Iterator[dict[str, str]]:
         """Yield title → cell of each row since the last call, up to a position in the file."""
@@ -102,7 +104,7 @@ class _Table:
         if not first:
             return
         skipped = 0
-        if first != self._first:
+        if first != self._first:  # a new file, or one that was written again: skip the rows that it had before
             self._first, self._titles, self._file = first, _cells(first), GrowingFile(self._path)
             skipped = 1 + self._count
         for line in [*self._file.lines(until_bytes), *([self._file.last_line()] if last else [])][skipped:]:
@@ -176,7 +178,7 @@ _LIGHTNINGS_PLACEHOLDER = "hp_metric"  # its TensorBoardLogger writes -1 for a s
 
 
 class EventFiles:
-    """TensorBoard's event files; tags of a further folder (as of ``add_scalars``) get its name in front."""
+    """TensorBoard's event files; tags in a further folder (as of ``add_scalars``) get the folder's name in front."""
 
     def __init__(self, files: WatchedFiles) -> None:
         """Skips the files that earlier attempts left, because TensorBoard never continues a file."""
@@ -216,7 +218,7 @@ class EventFiles:
 
 
 class MlflowFiles:
-    """The files of a script's own MLflow: ``<experiment>/<run>/metrics/NAME`` with lines of time (ms), value, step."""
+    """The files of a script that logs to MLflow: ``EXPERIMENT/RUN/metrics/NAME``, lines of time (ms), value, step."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -238,7 +240,7 @@ class MlflowFiles:
 
 
 class PatternLines:
-    """Rank 0's lines, searched for a pattern's groups: metrics, ``step`` (else matches are counted) and ``epoch``."""
+    """Rank 0's lines, searched for a pattern; its groups: metrics, ``step`` (else matches are counted), ``epoch``."""
 
     def __init__(self, pattern: str, log_dir: Path) -> None:
         """``log_dir``: torchrun's, with a file per rank in ``*/attempt_*/<local rank>/``."""
@@ -273,10 +275,10 @@ def _number_in(text: str | None) -> float | None:
 
 
 class Logged:
-    """The rows of ``paceline.log`` and ``paceline.finish``. ``was_pruned``: the script was told so, and stops."""
+    """The rows of ``paceline.log`` and ``paceline.finish``. ``was_pruned``: should_stop has told the script to stop."""
 
     def __init__(self, path: Path, newest_step: Callable[[], int | None]) -> None:
-        """``newest_step``: the step of results of the whole run."""
+        """``newest_step`` returns the step at which results of the whole run are recorded."""
         self._file, self._newest_step = GrowingFile(path), newest_step
         self.was_pruned = False
         self.notes: dict[str, None] = {}
@@ -302,7 +304,7 @@ _SHORT_S = 0.005  # a listing up to this duration needs no pause
 
 
 class GrowingFile:
-    """A file of lines, read from the end of the last call; an unfinished line waits for its end."""
+    """A file of lines that is read as it grows. An unfinished line is returned when its end has come."""
 
     def __init__(self, path: Path, start_bytes: int = 0, ends: bytes = b"\n") -> None:
         """``ends``: characters that end a line."""
@@ -310,7 +312,7 @@ class GrowingFile:
         self._ends = re.compile(b"[" + ends + b"]")
 
     def lines(self, until_bytes: int | None = None) -> list[bytes]:
-        """Return the complete lines since the last call, up to a position; all of a file that was cut."""
+        """Return the complete lines since the last call, up to a position; a file that has shrunk is read anew."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -325,7 +327,7 @@ class GrowingFile:
         return complete
 
     def last_line(self) -> bytes:
-        """Return the text behind the last line's end, when nobody writes any more."""
+        """Return the last line, which has no end, when nobody writes any more."""
         line, self._unfinished = self._unfinished, b""
         return line
 
@@ -350,7 +352,7 @@ class WatchedFiles:
             self._next_s = began_s + (_PAUSE_FACTOR * took_s if took_s > _SHORT_S else 0.0)
 
     def matching(self, pattern: str) -> list[Path]:
-        """Return regular files by path, because opening a pipe would block, and a link may lead nowhere."""
+        """Return the regular files whose names match. Others are left out: opening a pipe would block."""
         return [path for path in self._paths if fnmatch(path.name, pattern) and path.is_file()]
 
     def shown(self, path: Path) -> str:

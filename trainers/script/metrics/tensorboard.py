@@ -1,8 +1,8 @@
-"""Scalars of TensorBoard's event files, read as they grow.
+"""The reader of scalars in TensorBoard's event files, which are read as they grow, without TensorBoard or protobuf.
 
-Records (tensorflow.org/tutorials/load_data/tfrecord) hold an ``Event`` of event.proto, with values of summary.proto,
-whose field numbers stand below as MESSAGE_FIELD. Only the crc of the length is checked: it decides where the next
-begins.
+A file has records (tensorflow.org/tutorials/load_data/tfrecord): length (8 bytes), crc of the length (4), data, crc of
+the data (4). The data is an ``Event`` of event.proto with values of summary.proto; the constants MESSAGE_FIELD are the
+numbers of their fields. Only the crc of the length is checked, because the length decides where the next record begins.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EventFile:
                     file.seek(size, 1)
                 else:
                     data = file.read(size)
-                    if len(data) < size:
+                    if len(data) < size:  # still being written: the next call reads the record again
                         return
                 if len(file.read(_CRC_BYTES)) < _CRC_BYTES:
                     return
@@ -87,6 +87,7 @@ def _scalars_of(event: bytes) -> Iterator[Scalar]:
 
 
 def _value_of(message: bytes) -> tuple[str, float] | None:
+    """Return (tag, number) of a summary's value; None if it is no scalar."""
     tag, scalar = "", None
     for number, value in fields(message):
         if isinstance(value, int):
@@ -136,17 +137,17 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
         key, at = varint(message, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
+        number, wire_type = key >> 3, key & 7
+        if wire_type == 0:  # a varint
             value, at = varint(message, at)
             yield number, value
             continue
-        if wire == 2:
+        if wire_type == 2:  # bytes behind their length
             size, at = varint(message, at)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
+        elif wire_type in (1, 5):  # 64 or 32 bits
+            size = 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"wire type {wire}")
+            raise ValueError(f"wire type {wire_type}")
         if at + size > len(message):
             raise ValueError("it breaks off")
         yield number, message[at : at + size]
@@ -165,7 +166,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return Castagnoli's crc, rotated and shifted as in TFRecord (bit by bit, because it serves 8 bytes)."""
+    """Return Castagnoli's crc, rotated and shifted as in TFRecord; bit by bit, because 8 bytes need no table."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
