@@ -167,7 +167,7 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return augmented, normalised float32 images [n, C, H, W] and labels [n] of a part of a plan; ``own``: a user's."""
+    """Return augmented, normalised float32 images [n, C, H, W] and labels [n]; ``own``: a user's augmentation."""
     if pack.row_reader is not None:
         images, labels = pack.row_reader.take(plan.row_request)
     else:

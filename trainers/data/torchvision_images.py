@@ -40,7 +40,7 @@ def main(request: Mapping[str, Any]) -> None:
     for part, dataset in _parts(kind, parameters, arguments).items():
         parts[part] = _write(dataset, out / f"{part}.bin")
         classes = classes or getattr(dataset, "classes", ())
-    count = 1 + max(parts["train"]["labels"])
+    count = 1 + max(parts["train"]["labels"])  # some data sets name no classes, or other ones
     names = [_text(item) for item in classes] if len(classes) == count else [str(number) for number in range(count)]
     (out / "meta.json").write_text(json.dumps({"classes": names, "parts": parts}), encoding="utf-8")
 

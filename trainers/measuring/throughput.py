@@ -326,6 +326,7 @@ class ReferenceLoop:
             rows = (corner[0] + torch.arange(height, device=images.device)).view(count, 1, height, 1)
             columns = (corner[1] + torch.arange(width, device=images.device)).view(count, 1, 1, width)
             batch = torch.arange(count, device=images.device).view(count, 1, 1, 1)
+            # all four indices broadcast to [count, channels, height, width]
             images = padded[batch, torch.arange(channels, device=images.device).view(1, -1, 1, 1), rows, columns]
         if self.config.dataset.flip:
             mirrored = torch.rand(count, 1, 1, 1, device=images.device) < 0.5

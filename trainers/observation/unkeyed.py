@@ -69,10 +69,11 @@ def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unk
             observer.STAT_FAILED,
             observer.FOLDER_MISSING,
         )
-        if note.access in (observer.OWN_STAT_FAILED, observer.WRITTEN) or (
-            is_failed_look and _is_made(note.path, places, written)
-        ):
-            continue  # results of a run by hand that lie in the project are no inputs
+        if note.access in (observer.OWN_STAT_FAILED, observer.WRITTEN):  # besides STAT_FAILED; no input
+            continue
+        # a program that looks for its own results: those of a run by hand, which lie in the project, are no inputs
+        if is_failed_look and _is_made(note.path, places, written):
+            continue
         for path in _project_files(note, places, ended_well):
             reads_comments = note.access == observer.TEXT and not _is_bytewise(path, places)
             if (reads_comments or path.rstrip("/") not in keyed) and not is_bookkeeping(path):
@@ -103,16 +104,16 @@ def _files_lacking_in_copy(note: Note, places: Places, ended_well: bool) -> Iter
     """Yield the files of the project that the program looked for in its copy, where they are missing."""
     prefix = OUTSIDE_PREFIX if note.path.startswith(OUTSIDE_PREFIX) else ""
     top, path = places.origin if prefix else places.project, note.path.removeprefix(prefix)
-    if top is None:
+    if top is None:  # this host has no project to compare with
         if note.access == observer.OPEN_FAILED and not ended_well:
             yield note.path
-    elif note.access in (observer.PACKAGE_LISTED, observer.PATTERN_SEARCHED):
+    elif note.access in (observer.PACKAGE_LISTED, observer.PATTERN_SEARCHED):  # matches that only the project has
         pattern = f"{glob.escape(path)}*.py" if note.access == observer.PACKAGE_LISTED else path
         matches = sorted(glob.glob(pattern, root_dir=top, recursive=True))  # noqa: PTH207  (without hidden files)
         missing = (match for match in matches if not (places.work / prefix / match).exists())
         matching = (prefix + match for match in missing if (top / match).is_file())
         yield from (match for match in matching if not _is_like_made(match, places))
-    elif note.path.endswith("/"):
+    elif note.path.endswith("/"):  # a folder that was listed or searched for a module
         if _has_file(top / path, modules_only=note.access != observer.FOLDER_MISSING):
             yield note.path
     elif (top / path).is_file():

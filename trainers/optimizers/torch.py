@@ -101,10 +101,11 @@ class TorchOptimizer(Optimizer):
 
     def _values(self) -> Iterator[tuple[str, object]]:
         """Yield (``class.name``, value) of the optimizers' state, in parameter order."""
-        order = {id(item): place for place, item in enumerate(self.parameters)}
+        order = {id(item): index for index, item in enumerate(self.parameters)}
         for optimizer in self._optimizers:
             items = [item for group in optimizer.param_groups for item in group["params"]]
-            for item in sorted(items, key=lambda item: order.get(id(item), -1)):  # Muon's are views
+            # param_groups may change the order; Muon's tensors are views, in the right order already
+            for item in sorted(items, key=lambda item: order.get(id(item), -1)):
                 for name, value in optimizer.state[item].items():
                     yield f"{type(optimizer).__name__}.{name}", value
 

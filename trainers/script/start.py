@@ -97,7 +97,7 @@ class Attempt:
         self.snapshot, self.logged = self.run_dir / run_folder.CODE, self.folder / run_folder.LOGGED
         self.began_s = time.time()
         self.id = os.environ.get(variables.NODE, "").rpartition(":")[0]
-        number = self.id.rsplit("-", 2)[-2:][0]  # of KEY-ATTEMPT-RANDOM
+        number = self.id.rsplit("-", 2)[-2:][0]  # the attempt in KEY-FOLDER-ATTEMPT-RANDOM
         self.number = int(number) if number.isdecimal() else 0
         self.was_stopped = False
 
@@ -146,7 +146,8 @@ class Attempt:
             metrics, step = recorder.metrics, recorder.metrics.step or 0
             write_json(self.run_dir / run_folder.PRUNED, {"step": step, "epoch": 0, "metrics": metrics.last})
             say(f"pruned at step {step}")
-            if not workdirs.written_by_script(self.run_dir, self.options.node_rank):  # else it may resume from them
+            # files that the script wrote stay: another attempt may resume from them
+            if not workdirs.written_by_script(self.run_dir, self.options.node_rank):
                 shutil.rmtree(self.folder, ignore_errors=True)
             return 0
         results = Results(self.node, self.settings, self.name, self.began_s)

@@ -60,6 +60,7 @@ def copy_of(run_dir: Path, node_rank: int) -> Path:
 
 
 def laid_out_stamps(run_dir: Path, node_rank: int) -> Stamps:
+    """Return the stamps in ``given.json``; none if nothing was laid out yet."""
     try:
         value: dict[str, list[int]] = json.loads(
             (work_folder(run_dir, node_rank) / run_folder.GIVEN).read_text(encoding="utf-8")
@@ -124,7 +125,8 @@ def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None
         return None
     laid_out, pattern = laid_out_stamps(run_dir, 0), settings.resume_pattern
     paths = {work / name for name in looked_for(run_dir)}
-    paths &= paths if pattern is None else {*(work / settings.workdir).glob(pattern)}
+    if pattern is not None:
+        paths &= {*(work / settings.workdir).glob(pattern)}
     written_times = {
         path: whole_since(path)
         for path in paths
@@ -164,12 +166,13 @@ def checkpoints_stamp(settings: ScriptConfig, run_dir: Path) -> str:
 
 
 def lay_out(run_dir: Path, node_rank: int, *, others: Stamps | None = None) -> Path:
-    """Copy the snapshot to where the script runs, without touching its own files; return that folder. Raises OSError.
-    This may be killed at any moment, so a file is listed in ``given.json`` before it appears; else it would count as
-    the script's. ``others``: further files to list.
+    """Copy the snapshot to the script's working directory, without touching files of the script; return that folder.
+
+    This may be killed at any moment, so each file is listed in ``given.json`` before it appears there; else it would
+    count as the script's. ``others``: further files to list. Raises OSError.
     """
     folder = work_folder(run_dir, node_rank)
-    work, laid = copy_of(run_dir, node_rank), folder / _LAID
+    work, new_copy = copy_of(run_dir, node_rank), folder / _LAID
     work.mkdir(parents=True, exist_ok=True)
     # remove the files of an earlier attempt, except those that the script has changed
     laid_out = laid_out_stamps(run_dir, node_rank)
@@ -178,16 +181,17 @@ def lay_out(run_dir: Path, node_rank: int, *, others: Stamps | None = None) -> P
         with suppress(OSError):
             if path.is_relative_to(work) and is_as_laid_out(path, run_dir, laid_out):
                 path.unlink()
-    shutil.rmtree(laid, ignore_errors=True)
-    shutil.copytree(run_dir / run_folder.CODE, laid, ignore=shutil.ignore_patterns("__pycache__"))
-    files = {path: work / path.relative_to(laid) for path in laid.rglob("*") if path.is_file()}
+    # copy to another folder first: renamed files keep the times that are listed
+    shutil.rmtree(new_copy, ignore_errors=True)
+    shutil.copytree(run_dir / run_folder.CODE, new_copy, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {path: work / path.relative_to(new_copy) for path in new_copy.rglob("*") if path.is_file()}
     stamps = {target.relative_to(run_dir).as_posix(): _stamp(path) for path, target in files.items()}
     write_json(folder / run_folder.GIVEN, {**(others or {}), **stamps})
     for path, target in files.items():
         if not os.path.lexists(target):  # else the script has altered it
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
-    shutil.rmtree(laid)
+    shutil.rmtree(new_copy)
     return work
 
 

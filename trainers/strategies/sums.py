@@ -39,13 +39,9 @@ _ENDED = "connection closed by peer: the other rank of this host has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemory:
-    """Memory of two ranks: ``values``, float32 [n], with room for all gradients, and two pipes for their barrier. Each
-    rank gives one half of its gradients to the other, and adds up the other half: it writes the half that it gives, and
-    after a barrier adds its own values to what the other wrote; after another barrier it reads the sums of its given
-    half. In the next step a rank writes only where the other finished reading before that barrier.
-    """
+    """Memory of two ranks, and two pipes for their barrier (``meet``)."""
 
-    values: Tensor
+    values: Tensor  # float32 [n], with room for all gradients
     rank: int
     outgoing: io.FileIO
     incoming: io.FileIO
@@ -100,12 +96,14 @@ def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Fu
 
 
 def _add_up(state: SharedSum) -> None:
-    state.memory.meet()
+    """Add up this rank's half of the gradients for both ranks, and take over the sums of the other half."""
+    state.memory.meet()  # now the other rank has written the half that it gives
     for own, shared in state.added:
         shared.copy_(own.add_(shared))
-    state.memory.meet()
+    state.memory.meet()  # now the other rank has written its sums
     for own, shared in state.given:
         own.copy_(shared)
+    # no further barrier: in the next step this rank writes first where it alone has read after the last one
     for future, value in state.futures:
         future.set_result(value)
 

@@ -90,6 +90,7 @@ class Evaluator:
         context = self.context
         start, stop = self.pack.manifest.splits[split]
         count = stop - start
+        # a row for each part, so that ``pairwise_sum`` adds them in one order on any number of ranks
         totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=context.device)
         chosen = torch.zeros(count, dtype=torch.int32, device=context.device)
         self.model.eval()
@@ -117,8 +118,8 @@ class Evaluator:
         """Yield (part, begin, end) of this rank's batches: the part's number and a half-open range of the pack."""
         ranks, step = self.context.ranks, max(self.batch_size, _SMALLEST_BATCH[self.context.device.type])
         parts = self.shards or ranks.world_size
-        own = parts // ranks.world_size
-        for number in range(ranks.rank * own, (ranks.rank + 1) * own):
+        parts_per_rank = parts // ranks.world_size
+        for number in range(ranks.rank * parts_per_rank, (ranks.rank + 1) * parts_per_rank):
             first, last = shard(start, stop, number, parts)
             longest = -(-(stop - start) // parts)
             # the same number of batches on every rank, some of them empty: fsdp communicates in every forward pass

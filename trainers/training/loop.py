@@ -61,7 +61,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         every = config.trainer.digests
         self.digests = Digests(self.model, context, run_dir / run_folder.DIGESTS, every) if every else None
-        self.replay = operators.requested_replay()
+        self.replay = operators.requested_replay()  # of a few steps, for `doit diff`; None in a run
         self.saved_step = 0
         self.watch: PackWatch | None = None  # detects changes of this node's data files
         self.pruned = False  # the controller ended the run early, at the end of an epoch

@@ -36,6 +36,7 @@ def hook_of(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
         if path.startswith(skipped) and "/../" not in path:
             return
         if not flags & _CHANGES_OR_DIRECTORY:
+            # an import reads sources, too; other code that opens a source also sees its comments
             zone, _ = watch.locate(os.path.dirname(path))
             is_source = zone in (WORK, PROJECT) and path.endswith(".py")
             is_text = is_source and sys._getframe(_OBSERVED_CODE).f_code.co_filename != IMPORT_SYSTEM and exists(path)
@@ -75,6 +76,7 @@ def _handlers_of_programs(watch: Watch) -> dict[str, Callable[..., None]]:
             replace_torch_writer(watch)
 
     def started(executable: Any, words: Any, cwd: Any = None, *_: Any) -> None:
+        # the program itself and the files on its command line are read, by a process that isn't observed
         is_list = not isinstance(words, (str, bytes)) and not hasattr(words, "__fspath__")
         program = as_text(executable or (words[0] if is_list else words))
         zone = watch.locate(os.path.dirname(absolute(program)))[0]
@@ -83,7 +85,7 @@ def _handlers_of_programs(watch: Watch) -> dict[str, Callable[..., None]]:
         if not os.path.basename(program).startswith("python"):  # a Python process has its own hook
             watch.program_started(words[1:] if is_list else words, cwd)
 
-    def connected(database: Any) -> None:
+    def connected(database: Any) -> None:  # to SQLite, which takes a path or an address file:PATH?OPTIONS
         name = as_text(database)
         name = name[5:].partition("?")[0] if name.startswith("file:") else name
         if name and name != ":memory:":

@@ -127,7 +127,7 @@ class MetricsFile:
         new_names = names - self._logged
         if not earlier or not new_names:
             return
-        if row.of_end:  # a script that continues from its last checkpoint may log only these
+        if row.of_end:  # results of the whole run, which may be all that a script logs if its checkpoint was the last
             moved = [old for old in earlier if old.step >= row.step and old.names == names]
         elif self._logged:  # the first row of a further source, such as TensorBoard's files, which may come later
             moved = [old for old in earlier if old.step >= row.step and old.names & new_names]

@@ -193,13 +193,13 @@ def _with_positions(lines: Iterable[PrintedLine]) -> list[PrintedLine]:
     return placed
 
 
-_KINDS = {
+_KINDS = {  # a name with one of these parts is a metric
     *("acc", "acc1", "acc5", "accuracy", "prec", "prec1", "prec5", "auc", "auroc", "f1", "precision", "recall"),
     *("score", "top1", "top5", "iou", "miou", "map"),
     *("loss", "lr", "mae", "mse", "rmse", "r2", "ppl", "perplexity", "bleu", "rouge", "rouge1", "rouge2", "rougel"),
     *("cer", "wer", "psnr", "ssim", "fid", "ndcg", "reward"),
 }
-_SPLITS = {
+_SPLITS = {  # word in a line → split in the metric's name
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval",
 }  # fmt: skip
@@ -210,7 +210,7 @@ _QUALIFIERS = {
     *("macro", "micro", "weighted", "balanced", "f1", "top1", "top5", "top-1", "top-5"),
 }
 """Words in front of a name that belong to the name: ``Best acc: 0.91`` is ``best_acc``."""
-_MEANS = {"best", "ema", "smooth", "avg", "mean", "running", "total", "final", "last"}
+_MEANS = {"best", "ema", "smooth", "avg", "mean", "running", "total", "final", "last"}  # allowed beside a kind
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+\.\d+|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)"
 _PAIR = re.compile(
     rf"(?:(?P<best>\bbest)[ ]+)?(?:{_SPLIT}[ ]+)?(?:(?<![\w-])(?P<qualifier>[A-Za-z][\w-]*)[ ]+)?"
@@ -225,7 +225,7 @@ _OF_MODEL = re.compile(
 )
 """``Accuracy of the network on the 10000 test images: 55 %``, as PyTorch's tutorials print it."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LONGEST_CHARACTERS = 4_000  # characters; a longer line is not meant for users
+_LONGEST_CHARACTERS = 4_000  # a longer line is not meant for users
 _SETTING_PARTS = {
     *("steps", "iters", "epochs", "size", "scale", "grad", "min", "max", "weight", "weights", "coef", "decay"),
     *("warmup", "smoothing", "threshold", "every", "freq", "interval", "patience", "target", "type", "fn"),
@@ -235,8 +235,8 @@ _SETTING_PARTS = {
 _SETTINGS = re.compile(
     r"\bNamespace\(|\b(?:config|args|arguments|hparams|hyper-?parameters|settings)\b\W{0,3}[:=({]", re.IGNORECASE
 )
-_FRACTIONS = {"acc", "accuracy", "score", "precision", "recall", "top1", "top5"}
-_BITS = {"8", "16", "32", "64"}
+_FRACTIONS = {"acc", "accuracy", "score", "precision", "recall", "top1", "top5"}  # may be printed as 9908/10000
+_BITS = {"8", "16", "32", "64"}  # values of a setting ``precision``
 _FIRST_SPLIT = re.compile(rf"\W*{_SPLIT}", re.IGNORECASE)
 _COUNT = r"[\s:=#]*[\[(]?\s*(?P<at>\d+)(?:\s*/\s*(?P<of>\d+))?(?![\d.]*\d)"
 _EPOCH = re.compile(rf"\bepochs?\b['\"]?{_COUNT}", re.IGNORECASE)
@@ -248,7 +248,7 @@ _STEP_OF_EPOCH = re.compile(
     r"|(?P<batch>\d+)\s*/\s*(?P<batches>\d+) (?:batches|steps|iterations|iters)\b"
 )
 """``[640/60000 (1%)]`` behind an epoch, the counter of tqdm, or ``| 5/ 29 batches |``."""
-_COUNTERS = (("at", "bar", "batch"), ("of", "length", "batches"))
+_COUNTERS = (("at", "bar", "batch"), ("of", "length", "batches"))  # groups of _STEP_OF_EPOCH: the step, the steps
 _EPOCH_AND_STEP = re.compile(r"\W*\[\s*(?P<epoch>\d+)\s*/\s*\d+\]\s*\[\s*(?P<at>\d+)\s*/\s*(?P<of>\d+)\]")
 """``[0/25][17/600]`` at the beginning of a line."""
 _SUMMARY = re.compile(r"\s*\*\s")
