@@ -1,4 +1,8 @@
-"""Earlier starts of a run: ask their hosts how they stand; end them, fetch their checkpoints, clear the hosts."""
+"""Deal with earlier starts of a run: end them on their hosts, fetch their checkpoints, remove their folders there.
+
+A start is one launch of torchrun on all nodes. Its command may have been killed, and its hosts may have other names
+now, or not belong to the cluster any more. The last part asks whether such a start still runs and can be followed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _LOG = "agent/log"  # the merged output of a node's ranks, in its run folder
 
 
 class _Route(NamedTuple):
-    """A launcher that reaches some hosts of a start, and the start's plan with the labels that this launcher uses."""
+    """A launcher that reaches some hosts of a start, and the start's plan with the labels that this launcher knows."""
 
     launcher: Launcher
     plan: LaunchPlan
@@ -56,21 +60,25 @@ class EarlierStarts:
         Return a line for each start that was fetched from other hosts, and for each host that doesn't answer.
         """
         open_starts, newest = starts.open_starts(self._run_dir), starts.unfinished_plan(self._run_dir)
-        if newest is not None and newest.run_id not in [start.plan.run_id for start in open_starts]:  # not recorded
+        # starts in a shared run folder aren't recorded: there the newest plan is all there is
+        if newest is not None and newest.run_id not in [start.plan.run_id for start in open_starts]:
             followed_at = (self._run_dir / run_folder.PLAN).stat().st_mtime
             open_starts.append(Start(plan=newest, followed_at=followed_at))
         lines = []
         for start in reversed(open_starts):  # the newest first, so that the latest checkpoint is fetched first
-            with ExitStack() as stack:  # of connections to its hosts
+            with ExitStack() as stack:  # closes the connections to its hosts
                 lines += self._end_start(start, stack)
         return lines
 
     def _end_start(self, start: Start, stack: ExitStack) -> list[str]:
+        """Do for one start what ``end_and_collect`` does for all."""
         try:
             routes = self._routes(start, stack)
-        except PacelineError as error:  # such as a start by another launcher
+        except PacelineError as error:
+            # the hosts were reached by another launcher. Those that the new attempt uses, too, need nothing here: its
+            # own start ends all processes of the run there
             hosts = [(node, self._current_host(node)) for node in start.plan.nodes]
-            lines = [  # this start ends all processes of the run on its hosts
+            lines = [
                 f"{node.host}: attempt {start.plan.attempt} was started there by cluster.launcher="
                 f"{start.plan.launcher}, and {node.host} is {fact.host}: its processes are ended before this one "
                 f"starts; files that only it has stay in {node.run_dir} and are not used"
@@ -82,8 +90,9 @@ class EarlierStarts:
             lines = []
             failures = {}
             for launcher, plan in routes:
-                stopped = launcher.stop(plan.run_key, self._run_dir)
-                failures |= {node.host: stopped[node.host] for node in plan.nodes if node.host in stopped}
+                unstopped = launcher.stop(plan.run_key, self._run_dir)  # host → why
+                failures |= {node.host: unstopped[node.host] for node in plan.nodes if node.host in unstopped}
+            # checkpoints are on node 0; without them nothing may be cleared
             if routes and routes[0].plan.nodes[0].host not in failures and self._collected(routes[0]):
                 if not self._is_restart:
                     self._fetch_logs(routes[0], start)
@@ -93,10 +102,8 @@ class EarlierStarts:
         return lines
 
     def _fetch_logs(self, route: _Route, start: Start) -> None:
-        """Replace logs that are shorter here than on their hosts, because nobody followed the start to its end.
-
-        Metrics that a script printed are read from them. A log that can't be fetched stays as it is here.
-        """
+        """Replace logs that are shorter here than on their hosts, because nobody followed the start to its end."""
+        # metrics that a script printed are read from logs
         outputs = Outputs(resume=(_LOG,), final=(), needed=(), others=(_LOG,))
         here = self._run_dir / run_folder.ATTEMPTS / str(start.plan.attempt)
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=self._run_dir) as name:
@@ -109,6 +116,7 @@ class EarlierStarts:
                     fetched.replace(log)
 
     def _clear(self, routes: Sequence[_Route], start: Start) -> list[str]:
+        """Remove the start's folders from its hosts. Return warnings, and a line if the hosts aren't those of now."""
         lines = []
         for route in routes:
             lines += [f"WARNING: {note}" for note in route.launcher.notes()]
@@ -122,17 +130,18 @@ class EarlierStarts:
     def _routes(self, start: Start, stack: ExitStack) -> list[_Route]:
         """Return the routes to the hosts of a start, the one to its node 0 first; none if node 0 can't be reached.
 
-        Hosts of the new attempt are reached by its launcher, even if the start knew them by other names; all others by
-        the names in the start's plan. Raises PacelineError: they can't be reached.
+        Hosts of the new attempt are reached by its launcher, even if the start knew them by other names. All others are
+        reached by the names in the start's plan. Raises PacelineError: they can't be reached.
         """
         plan = start.plan
-        current: dict[int, HostFacts] = {}  # node rank → the host of the new attempt that is this node's
-        if not (self._launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):  # else all is here
+        current: dict[int, HostFacts] = {}  # node rank → the same host, as the new attempt knows it
+        # with a shared run folder nothing has to be fetched from hosts
+        if not (self._launcher.capabilities.shares_run_dir or _capabilities(plan).shares_run_dir):
             current = {node.node_rank: fact for node in plan.nodes if (fact := self._current_host(node)) is not None}
         routes = []
         if current:
-            nodes = list(plan.nodes)  # with the labels and identities that they have now
-            for rank, fact in current.items():
+            nodes = list(plan.nodes)
+            for rank, fact in current.items():  # with the labels and identities that they have now
                 nodes[rank] = dataclasses.replace(nodes[rank], host=fact.host, identity=fact.identity)
             routes.append(_Route(self._launcher, dataclasses.replace(plan, nodes=tuple(nodes))))
         others = [node.host for node in plan.nodes if node.node_rank not in current]
@@ -144,33 +153,26 @@ class EarlierStarts:
         return routes[::-1] if elsewhere is not None else []  # node 0 is on the other route, if there is one
 
     def _cluster_elsewhere(self, plan: LaunchPlan, labels: Sequence[str]) -> Cluster | None:
-        """Return the hosts of a start that the new attempt doesn't use; None: nothing of the start is left there.
-
-        Raises UsageError: another launcher reached them.
-        """
+        """Return a cluster of those hosts of a start that the new attempt doesn't use; None: nothing is left there."""
         cluster = self._launcher.cluster
         if plan.launcher != cluster.launcher and _capabilities(plan).is_this_computer:
-            # the cluster's hosts are elsewhere; ranks on this computer write to the run folder itself
+            # the start ran on this computer, whose launcher needs no settings for hosts
             here = dataclasses.replace(cluster, launcher=plan.launcher, hosts=(), ssh_config=None)
             return starts.cluster_with(here.with_settings(workdir=None), plan, labels)
         return starts.cluster_with(cluster, plan, labels) if starts.is_recorded(plan.run_id, self._run_dir) else None
 
     def _current_host(self, node: NodePlan) -> HostFacts | None:
-        """Return the host of the new attempt that is the node's host: by identity, else by machine and user.
-
-        Machine and user are the same at another address and under another launcher.
-        """
+        """Return the host of the new attempt that is the node's host; None if there is none."""
         by_identity = next((fact for fact in self._facts if fact.identity == node.identity), None)
+        # an identity contains the address, but the host may be reached at another one now
         machine_and_user = (node.machine, _user(node.identity))
         by_machine = (fact for fact in self._facts if (fact.machine, _user(fact.identity)) == machine_and_user)
         return by_identity or (next(by_machine, None) if node.machine else None)
 
     def _collected(self, route: _Route) -> bool:
-        """Fetch the files that a later attempt resumes from. True if nothing needed is left on node 0.
-
-        Of a start before the newest one, only checkpoints later than those here are needed. Checkpoints of scripts
-        can't be compared, so there only the newest start's are needed.
-        """
+        """Fetch the files that a later attempt resumes from. Return whether nothing needed is left on node 0."""
+        # of a start before the newest one only later checkpoints than those here are needed; those of scripts can't be
+        # compared, so the newest start's count
         if journal.known_attempts(self._run_dir)[-1:] != [route.plan.run_id]:
             if route.plan.outputs.whole:
                 return True
@@ -183,15 +185,12 @@ class EarlierStarts:
 
 
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """End processes of the run on hosts of earlier starts that aren't hosts of ``cluster``.
-
-    Return these hosts, and host → why its processes may still run: until the end of the lease, or if it said so.
-    """
+    """End processes of the run on other hosts than those of ``cluster``; return these, and host → why it may go on."""
     stopped, failed = list[str](), dict[str, str]()
-    known = {host.label for host in cluster.hosts}
+    in_cluster = {host.label for host in cluster.hosts}
     for start in starts.open_starts(run_dir):
-        is_same = start.plan.launcher == cluster.launcher
-        labels = [node.host for node in start.plan.nodes if not is_same or node.host not in known]
+        is_same_launcher = start.plan.launcher == cluster.launcher
+        labels = [node.host for node in start.plan.nodes if not is_same_launcher or node.host not in in_cluster]
         if not labels:
             continue
         try:
@@ -200,6 +199,7 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
         except PacelineError as error:
             failures = dict.fromkeys(labels, error.what)
         stopped += [label for label in labels if label not in stopped]
+        # a host that didn't answer has ended its ranks itself once the lease is over
         failed |= {
             host: f"{_stop_failure(why)}; {_lease_words(start)}"
             for host, why in failures.items()
@@ -209,7 +209,7 @@ def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str
 
 
 def _user(identity: str) -> str:
-    return identity.rpartition(" ")[2]
+    return identity.rpartition(" ")[2]  # the user id at its end
 
 
 def _capabilities(plan: LaunchPlan) -> Capabilities:
@@ -241,15 +241,10 @@ def _lease_words(start: Start) -> str:
 def why_over(cluster: Cluster, plan: LaunchPlan, run_dir: Path) -> list[str] | None:
     """Return why an attempt whose command is gone can't be followed, a line for each node that gave a reason.
 
-    None: it can be, as each of its nodes still runs its part or has succeeded.
-
-    Args:
-        cluster: has the hosts of ``plan``.
-        run_dir: records the ends that a command has seen. If all have ended, no host is asked.
-
-    Raises:
-        HostError: a host doesn't answer.
+    None: it can be followed, as each of its nodes still runs its part or has succeeded. ``cluster`` has the hosts of
+    ``plan``. Raises HostError: a host doesn't answer.
     """
+    # the command may have recorded the ends of all nodes before it was killed: then no host has to be asked
     recorded = _recorded_failures(plan, run_dir)
     if recorded.keys() == {node.host for node in plan.nodes}:
         return [f"attempt {plan.attempt} is over on {host}: {how}" for host, how in recorded.items()]
@@ -266,7 +261,8 @@ def why_over(cluster: Cluster, plan: LaunchPlan, run_dir: Path) -> list[str] | N
             hosts=[*silent],
         )
     lines, is_over = [], False
-    for host, standing in [(host, answer.record(Standing)) for host, answer in answers.items()]:
+    for host, answer in answers.items():
+        standing = answer.record(Standing)
         if standing is not None and (standing.alive or standing.code == 0):
             continue
         is_over = True
@@ -277,10 +273,7 @@ def why_over(cluster: Cluster, plan: LaunchPlan, run_dir: Path) -> list[str] | N
 
 
 def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None:
-    """Return the plan with the labels that its hosts have in ``cluster``; None if they aren't the same hosts.
-
-    Hosts are compared by host name, address and port of the ssh server, and user.
-    """
+    """Return the plan with its hosts' labels in ``cluster``; None if these are other hosts, by their identities."""
     if plan.launcher != cluster.launcher or len(plan.nodes) != cluster.nnodes:
         return None
     with closing(launchers.create(cluster)) as launcher:
@@ -294,11 +287,12 @@ def with_current_labels(cluster: Cluster, plan: LaunchPlan) -> LaunchPlan | None
 
 
 def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
-    """Return host → how its part failed, by the run folder's record; the host may have removed its own."""
+    """Return host → how its part failed, as far as the run folder records it."""
     ends = {}
     for node in plan.nodes:
         path = run_dir / run_folder.ATTEMPTS / str(plan.attempt) / f"{node.host}.exit.json"
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            # an older file is of an earlier start of the same attempt
             is_of_plan = path.stat().st_mtime_ns >= (run_dir / run_folder.PLAN).stat().st_mtime_ns
             end = documents.read(path)
             if is_of_plan and end["event"] == "NodeExit" and end["code"] != 0:
@@ -307,7 +301,7 @@ def _recorded_failures(plan: LaunchPlan, run_dir: Path) -> dict[str, str]:
 
 
 def _end_in_words(reason: str, errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line about the end of a node's part: its first error, else the agent's reason."""
+    """Return the end of a node's part in words: its first error, else the agent's reason."""
     for error in errors:
         rank, message = int(error["rank"]), str(error["message"]).partition("\n")[0]
         return f"rank {rank}{'' if message.startswith('ended with ') else ':'} {message}"

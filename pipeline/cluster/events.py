@@ -1,4 +1,4 @@
-"""The events of an attempt, as one stream: what its nodes send, what the controller does, and what it concludes."""
+"""The events of an attempt: what its nodes send, and what the controller does. Log, view and recorder subscribe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINE_LIMIT = 2000  # characters of a line on the terminal
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """The first error of one rank, from torch's error file."""
+    """The error of one rank, from torch's error file or its output."""
 
     rank: int
     unix_time: float
@@ -49,29 +49,22 @@ class MetricsLine:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExit:
-    """torchrun on a node and its whole process tree have ended.
-
-    ``outlived`` names processes started by a script that had to be killed afterwards.
-    """
+    """torchrun on a node and all of its processes have ended."""
 
     host: str
     code: int
     reason: str = ""
     errors: tuple[RankError, ...] = ()
-    outlived: str = ""
+    outlived: str = ""  # processes that went on after a script's end, until the agent ended them
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLost:
-    """The node no longer answers, its agent died without an exit code, or its processes could not be ended.
-
-    ``is_explained``: the host or the run folder shows what happened, and ``reason`` is a sentence of its own; else
-    ``reason`` follows the host's name (``gpu1 can no longer be followed``).
-    """
+    """The node no longer answers, its agent died without an exit code, or its processes could not be ended."""
 
     host: str
-    reason: str
-    is_explained: bool = False
+    reason: str  # if it isn't explained, words that follow the host's name: can no longer be followed
+    is_explained: bool = False  # the host or the run folder shows what happened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +89,10 @@ Event = LogLine | MetricsLine | NodeBeat | NodeExamination | NodeSilent | NodeAn
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Why ranks don't move.
+    """Why ranks don't move, or why they mostly wait: which rank or connection is the cause.
 
     ``kind``: stopped, disk, spins, lock, locked file, connection, worker, sleeps, skipped, slow link, dropped link, or
-    collective (no rank stands out: ``rank`` is None). ``text`` describes it; ``stack`` is that rank's, innermost first.
+    collective (no rank differs: ``rank`` is None). ``stack``: of that rank, innermost frame first.
     """
 
     rank: int | None
@@ -111,14 +104,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLine:
-    """A line for the terminal. Every line of a node comes as ``LogLine`` too, also those that only its log needs."""
+    """A line for the terminal. Each line of a node comes as a ``LogLine``, and only some of them as ``ShownLine``."""
 
     line: LogLine
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostNote:
-    """A remark about a host. Each attempt on it emits the remark again, so only a first attempt's is shown."""
+    """A remark about a host. Each attempt on the host emits it again, so only that of the first attempt is shown."""
 
     text: str
 
@@ -132,29 +125,26 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class Doing:
-    """What is waited for from now on: words that follow "still", or a function that returns them when needed.
+    """What the command waits for from now on, besides the ranks."""
 
-    None: nothing but the ranks.
-    """
-
-    what: str | Callable[[], str] | None
+    what: str | Callable[[], str] | None  # words that follow "still", or a function that returns them when needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostsProbed:
-    """The hosts have answered and can take part; nothing has started."""
+    """All hosts have answered and can take part. Nothing was started yet."""
 
     facts: Sequence[HostFacts]
 
 
 @dataclass(frozen=True)
 class EarlierStartsEnded:
-    """Nothing of an earlier attempt runs any more, and what it left on hosts is here; this one hasn't started."""
+    """Nothing of earlier attempts runs any more, and their checkpoints are here. Nothing was started yet."""
 
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """The run folder has a new checkpoint; after a failure, the last one. It may come from another thread."""
+    """The run folder has a new checkpoint; after a failure, the last one. Another thread may emit this event."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ class AllSucceeded:
 
 
 FollowedEvent = LaunchPlan | Event | Verdict
-"""What following an attempt yields: its plan when all nodes have started, the events of its nodes, a stall's cause."""
+"""Events while an attempt is followed: its plan when all nodes have started, those of its nodes, a stall's cause."""
 AttemptEvent = (
     FollowedEvent
     | ShownLine
@@ -176,4 +166,4 @@ AttemptEvent = (
     | AllSucceeded
 )
 Emit = Callable[[AttemptEvent], None]
-"""Takes each event; it must not block, but for the copy of a ``CheckpointSaved``."""
+"""Takes an event. It must not block, except to copy a saved checkpoint."""

@@ -1,4 +1,4 @@
-"""The hosts of a cluster: their answers, what `doit sync` brings them, and what can be said before they are asked."""
+"""The hosts of a cluster as a command uses them: their facts, what `doit sync` sends, and checks before any probe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.cluster.validation import visible_gpus
 from pipeline.core import places
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.processes.threads import WaitReports
-from pipeline.core.specs import Cluster, Host, LaunchPlan
+from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import counted
 from pipeline.keys import rank_environment
 from trainers.contract.host_facts import HostFacts
@@ -33,21 +33,18 @@ _MAX_RANKS_PER_CORE = 2  # more than this is worth a warning
 
 
 class Hosts:
-    """The hosts of a cluster and their answers to the probe, kept from one attempt to the next.
-
-    Attempts may overlap: one starts while an earlier one still collects its outputs.
-    """
+    """The hosts of a cluster with a launcher that reaches them, and their facts, kept from one attempt to the next."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._launcher: Launcher | None = None
         self._facts: list[HostFacts] = []
-        self._pack: PackSource | None = None
-        self._modules: frozenset[str] = frozenset()
-        self._ports: list[int] = []
+        self._pack: PackSource | None = None  # for which the hosts were probed
+        self._modules: frozenset[str] = frozenset()  # whose versions were asked for
+        self._ports: list[int] = []  # free on node 0
         self._connected = False  # whether all hosts have connected to each other
         self._network_note = ""
-        self._reported: set[str] = set()
+        self._reported: set[str] = set()  # remarks that ``notes`` has returned
         self._checks: list[preflight.Check] | None = None
 
     @property
@@ -60,7 +57,7 @@ class Hosts:
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> None:
-        """Wait until a scheduler grants the hosts of one attempt, if the cluster has one. Raises HostError."""
+        """Wait until the scheduler, if the cluster has one, grants the hosts of an attempt. Raises HostError."""
         if not isinstance(self.launcher, AgentLauncher):
             self.cluster = self.launcher.grant(spec, modules, say, check)
             self.forget_facts()
@@ -73,19 +70,11 @@ class Hosts:
     def facts(
         self, pack: PackSource | None, modules: Collection[str] = (), warm: WarmEnvironment | None = None
     ) -> list[HostFacts]:
-        """Return the facts of each host.
+        """Return the facts of each host, by a probe unless the last one asked for the same. Raises HostError.
 
-        Probe again for another pack or more modules, and as long as a host lacks the pack (a start sends it).
-
-        Args:
-            pack: the data that the attempt needs (None: none).
-            modules: distributions and modules whose installed versions to report.
-            warm: environment of the ranks, to start a warm parent.
-
-        Raises:
-            HostError: a host doesn't answer.
+        ``modules``: whose installed versions to report. ``warm``: environment for warm parents to start now.
         """
-        lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
+        lacking = pack is not None and any(not fact.pack_path for fact in self._facts)  # a start may have sent it
         if not self._facts or self._pack != pack or lacking or not self._modules.issuperset(modules):
             self._modules |= frozenset(modules)
             self._facts, self._pack = self.launcher.probe(pack, sorted(self._modules), warm), pack
@@ -95,26 +84,20 @@ class Hosts:
         return self._facts
 
     def clear_leftovers(self, runs_dir: Path) -> list[str]:
-        """Remove folders of old attempts that no run needs, once after each probe; return lines about what was removed.
-
-        ``runs_dir``: the project's runs.
-        """
+        """Remove folders of old attempts that no run in ``runs_dir`` needs; return lines about what was removed."""
         lines = starts.clear_leftovers(self.launcher, self._facts, runs_dir)
-        self._facts = [fact._replace(left_folders=()) for fact in self._facts]
+        self._facts = [fact._replace(left_folders=()) for fact in self._facts]  # once after each probe
         return lines
 
     def connected(self) -> list[HostFacts]:
-        """Return the facts with the network over which all hosts reach each other, tried once after each probe.
-
-        Raises HostError that names which host can't reach which.
-        """
+        """Return the facts with a network over which all hosts reach each other. Raises HostError: there is none."""
         if not self._connected:
             self._facts, self._network_note = self.launcher.connect(self._facts)
             self._connected = True
         return self._facts
 
     def checks(self) -> list[preflight.Check]:
-        """Return the checks that precede every training, of the last answers."""
+        """Return the results of the quick preflight checks, which precede every training, by the last facts."""
         if self._checks is None:
             # a single node needs none: its start shows what it lacks
             self._checks = preflight.judge(self.cluster, self._facts) if self.cluster.nnodes > 1 else []
@@ -125,13 +108,13 @@ class Hosts:
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
-    def notes(self, plan: LaunchPlan, facts: Sequence[HostFacts]) -> list[str]:
+    def notes(self, facts: Sequence[HostFacts]) -> list[str]:
         """Return remarks about the hosts' shells, checks and network that were not returned before."""
         shell = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: _without_own_paths(fact.not_passed) for fact in facts}
+        not_passed = {fact.host: _without_own_paths(fact.not_passed) for fact in facts}
         lines = [
             *filter(None, [self._network_note]),
-            *rank_environment.dropped_lines(seen, whose=shell),
+            *rank_environment.dropped_lines(not_passed, whose=shell),
             *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._reported]
@@ -139,7 +122,7 @@ class Hosts:
         return new
 
     def forget_facts(self) -> None:
-        """Drop the answers, which a failure may have made outdated."""
+        """Drop the facts, which may be outdated after a failure or a wait."""
         self._facts = []
 
     def close(self) -> None:
@@ -154,6 +137,7 @@ def _without_own_paths(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------- data and environments (doit sync)
+# messages of pip and uv on a host without a network
 _NO_NETWORK = re.compile(r"NewConnectionError|from versions: none|name resolution|dns error|[Nn]etwork is unreach")
 _INSTALL_TIMEOUT_S = 7200.0
 
@@ -183,13 +167,11 @@ def send_pack(launcher: AgentLauncher, pack: PackSource, reports: WaitReports) -
 
 
 def ensure_environments(launcher: AgentLauncher, lock: LockFile, reports: WaitReports) -> list[Environment]:
-    """Make the environments that are missing (completely or not at all), and return those of all hosts.
-
-    Raises HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
-    """
+    """Make the Python environments that are missing, and return those of all hosts. Raises HostError."""
     reports.doing("looking for the environment")
     environments = launcher.environments(lock)
-    lacking = [host for host, one in zip(launcher.cluster.hosts, environments, strict=True) if one.python is None]
+    pairs = zip(launcher.cluster.hosts, environments, strict=True)
+    lacking = [host for host, environment in pairs if environment.python is None]
     if not lacking:
         return environments
     if (wheels := lock.wheelhouse) is not None:
@@ -202,15 +184,17 @@ def ensure_environments(launcher: AgentLauncher, lock: LockFile, reports: WaitRe
 
 
 def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], reports: WaitReports) -> None:
+    """Make the environment on these hosts, all at once. Raises HostError."""
     count = len(re.findall(r"^[A-Za-z0-9]", lock.text, re.MULTILINE))  # includes packages for other systems
     labels = [host.label for host in hosts]
 
-    def so_far() -> str:
+    def progress() -> str:
         installed = launcher.client.reported_counts(labels)
         each = ", ".join(f"{label} {installed.get(label, 0)}" for label in labels)
         return f"making the environment, of at most {count} packages: {each}"
 
     def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
+        """Return (error, hint) of a host; where the installer failed, the hint is the command that repeats it."""
         if answer.value is None or "repeat" not in answer.value:
             return launcher.transport.explain(host, answer)
         repeat = str(answer.value["repeat"]).replace("'", "'\\''")
@@ -220,7 +204,7 @@ def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], report
             hint = f"{download}, then the same command with cluster.wheelhouse=wheels; or once it has a network {hint}"
         return error, hint
 
-    reports.doing(so_far)
+    reports.doing(progress)
     wheelhouse = None if lock.wheelhouse is None else f"{launcher.workdir}/wheelhouse"
     request = MakeEnvironmentRequest(launcher.workdir, lock.sha256, lock.text, wheelhouse)
     answers = launcher.client.ask(request, hosts=hosts, timeout_s=_INSTALL_TIMEOUT_S)
@@ -232,7 +216,7 @@ def _make(launcher: AgentLauncher, lock: LockFile, hosts: Sequence[Host], report
 
 # ------------------------------------------------------------------------- what is known before any host is asked
 def check_cluster(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
-    """Return a warning, or ''. Raises UsageError: no GPU here, or the lab isn't up."""
+    """Check a cluster before any host is asked; return a warning, or ''. Raises UsageError: no GPU, or no lab is up."""
     if not launchers.capabilities(cluster).is_this_computer:
         refuse_without_lab(cluster, root)
         return ""
@@ -253,7 +237,7 @@ def check_cluster(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
 
 
 def refuse_without_lab(cluster: Cluster, root: Path) -> None:
-    """Raise UsageError if the hosts are those of this project's lab and it isn't up."""
+    """Raise UsageError if the hosts are those of this project's lab (`doit lab`), and the lab isn't up."""
     config = cluster.ssh_config
     if config is None or Path(config).resolve() != (root / ".lab" / "ssh_config").resolve():
         return

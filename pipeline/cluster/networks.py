@@ -1,4 +1,8 @@
-"""The network of the ranks: addresses and interfaces, and whether all hosts reach each other. Pure."""
+"""Choose the network of the ranks (addresses, interfaces, InfiniBand), and explain hosts that can't connect. Pure.
+
+``plan.py`` gets the variables of gloo and NCCL here. The second part is for the check in which all hosts connect to
+each other before a launch (``agent/host/reach.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,37 +27,39 @@ def address_and_interface(host: Host, ssh_address: str, interfaces: Mapping[str,
     if host.address is not None or host.interface is None:
         address = host.address or ssh_address
         return address, host.interface or interfaces.get(address)
-    held = by_interface(interfaces).get(host.interface, [])
-    return (ssh_address if ssh_address in held or not held else held[0]), host.interface
+    on_interface = by_interface(interfaces).get(host.interface, [])
+    if ssh_address in on_interface or not on_interface:
+        return ssh_address, host.interface
+    return on_interface[0], host.interface
 
 
 def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return interface → the addresses at which another host may reach it, IPv4 first, in gloo's order."""
+    """Return interface → the addresses at which another host may reach it, IPv4 first, as gloo prefers them."""
     addresses: dict[str, list[str]] = defaultdict(list)
     for address, name in sorted(interfaces.items(), key=lambda item: ":" in item[0]):
-        if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):
+        if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):  # link-local
             addresses[name].append(address)
     return dict(addresses)
 
 
 def is_foreign_address(fact: HostFacts) -> bool:
-    """True if the configured IP address is on no interface of the host (a NAT's address can be valid all the same)."""
+    """Return whether the configured IP address is on no interface of the host; behind a NAT it may still be valid."""
     if not fact.interfaces or fact.address in fact.interfaces or fact.address == fact.ssh_address:
         return False
-    # a name isn't checked here: each host resolves it
+    # names are left to the hosts, which resolve them
     return fact.address.replace(".", "").isdecimal() or ":" in fact.address
 
 
 def interface_problems(host: Host, fact: HostFacts, *, is_alone: bool) -> list[str]:
-    """Report a configured interface that doesn't exist or, unless the host is the only one, has loopback addresses."""
+    """Report a configured interface that doesn't exist, or where other hosts can't reach this one (a loopback)."""
     if host.interface is None or not fact.interfaces:
         return []
-    held = [address for address, name in fact.interfaces.items() if name == host.interface]
-    if held and (is_alone or not all(map(_is_loopback, held))):
+    addresses = [address for address, name in fact.interfaces.items() if name == host.interface]
+    if addresses and (is_alone or not all(map(_is_loopback, addresses))):
         return []
     problem = f"it has no interface {host.interface!r} with an address"
-    if held:
-        problem = f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it"
+    if addresses:
+        problem = f"its interface {host.interface!r} has only {' and '.join(addresses)}, where no other host reaches it"
     has = "; ".join(f"{name} ({', '.join(addresses)})" for name, addresses in by_interface(fact.interfaces).items())
     hint = "set cluster.interface, or interface: of its entry in cluster.hosts"
     return [f"{problem}; it has {has or 'none but the loopback'}: {hint}"]
@@ -64,13 +70,11 @@ def _is_loopback(address: str) -> bool:
 
 
 def common_interfaces(facts: Sequence[HostFacts]) -> dict[str, list[str]]:
-    """Return unused interfaces that all hosts have → their addresses.
-
-    Leave out interfaces with an address that several hosts share, such as a container bridge's.
-    """
-    held = [by_interface(fact.interfaces) for fact in facts]
-    names = sorted(set(held[0]).intersection(*held[1:]) - {fact.interface for fact in facts})
-    common = {name: [by_name[name][0] for by_name in held] for name in names}
+    """Return interface → its address on each host, for unused interfaces that all hosts have."""
+    of_hosts = [by_interface(fact.interfaces) for fact in facts]
+    names = sorted(set(of_hosts[0]).intersection(*of_hosts[1:]) - {fact.interface for fact in facts})
+    common = {name: [by_name[name][0] for by_name in of_hosts] for name in names}
+    # hosts with the same address there don't reach each other: a container's bridge has it on every host
     return {name: addresses for name, addresses in common.items() if len(set(addresses)) == len(facts)}
 
 
@@ -101,27 +105,21 @@ def over_infiniband(hosts: Sequence[Host], facts: Sequence[HostFacts]) -> list[H
 
 
 def loopback(fact: HostFacts) -> dict[str, str]:
-    """Return the variables that keep the ranks of a single host on its loopback; empty if unknown (macOS).
-
-    They override the host's own variables, because no other host has to reach these ranks.
-    """
+    """Return the variables that keep the ranks of a single host on its loopback, if its name is known (Linux)."""
     name = next((name for address, name in fact.interfaces.items() if _is_loopback(address)), None)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def variables(host: Host, fact: HostFacts, nccl_devices: str | None, state_dir: str) -> dict[str, str]:
-    """Return the variables for gloo's and NCCL's interface and for NCCL's InfiniBand ports.
-
-    Only a configured interface overrides variables that the host has already. With InfiniBand ports, let NCCL log which
-    network it uses (``trainers/distributed/nccl.py`` reads that), unless its log is configured already.
-    """
-    already = fact.network_variables
+    """Return the variables for gloo's and NCCL's interface and for NCCL's InfiniBand ports."""
+    already = fact.network_variables  # only a configured interface overrides those of the host
     env = {}
     if fact.interface is not None:
         chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
         env = {name: value for name, value in chosen.items() if host.interface or name not in already}
     if nccl_devices is not None and "NCCL_IB_HCA" not in already:
         env["NCCL_IB_HCA"] = nccl_devices
+        # NCCL falls back to TCP silently, so let it log which network it uses (trainers/distributed/nccl.py reads that)
         if not any(name.startswith("NCCL_DEBUG") for name in (*already, *host.env)):
             env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET", "NCCL_DEBUG_FILE": f"{state_dir}/nccl.%p"}
     return env
@@ -149,10 +147,8 @@ def listeners(facts: Sequence[HostFacts]) -> list[ListeningNode]:
 
 
 def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
-    """Return the failed connections in the answers of all hosts.
-
-    Leave out ports that another program took meanwhile: the start reports those.
-    """
+    """Return the failed connections in the answers of all hosts (dicts of ``agent.host.reach.ReachCheck.run``)."""
+    # a port that another program took after the probe is no problem of the network; the start takes another one
     taken = [{int(port) for port in answer.get("taken", {})} for answer in answers]
     return [
         Unreached(source, item["node"], item["port"], item["why"])
@@ -164,13 +160,14 @@ def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
 
 def unreached_error(failures: Sequence[Unreached], facts: Sequence[HostFacts]) -> HostError:
     """Return the error: which hosts can't reach which, at which address, how that failed, and the fix."""
+    # one row for all ports of a target that fail alike, and for all sources with that row
     ports_of: dict[tuple[int, int, str], list[int]] = defaultdict(list)
     for item in failures:
         ports_of[item.source, item.target, item.why].append(item.port)
     sources: dict[tuple[int, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for (source, target, why), ports in ports_of.items():
         sources[target, why, tuple(ports)].append(source)
-    rows = [_failure_row(*of, who, facts) for of, who in sources.items()]
+    rows = [_failure_row(*target_why_ports, of_row, facts) for target_why_ports, of_row in sources.items()]
     more = [f"  and {len(rows) - _MAX_ROWS} more like these"] if len(rows) > _MAX_ROWS else []
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
     unresolved = [item for item in failures if item.why.startswith(UNRESOLVED)]
@@ -197,16 +194,17 @@ def unreached_error(failures: Sequence[Unreached], facts: Sequence[HostFacts]) -
 def _failure_row(
     target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[HostFacts]
 ) -> str:
+    """Return ``gpu1 and gpu2 can't reach gpu0 (10.0.0.1:29500 over eth0): timed out after 4 s``."""
     names, to = [facts[source].host for source in sources], facts[target]
     who = " and ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:2])} and {len(names) - 2} more"
     if why.startswith(UNRESOLVED):
         whose = "its own" if list(sources) == [target] else f"{to.host}'s"
         return f"  {who} can't resolve {whose} address {to.address!r}: {why.removeprefix(UNRESOLVED)}"
-    address = f"[{to.address}]" if ":" in to.address and len(ports) == 1 else to.address
+    address = f"[{to.address}]" if ":" in to.address and len(ports) == 1 else to.address  # [IPv6]:port
     where = f"{address}, ports {', '.join(map(str, ports))}" if len(ports) > 1 else f"{address}:{ports[0]}"
     over = {interface for source in sources if (interface := facts[source].interface)}
     where += f" over {' or '.join(sorted(over))}" if over else ""
-    why = re.sub(r"^node (\d+)(?= )", lambda number: facts[int(number[1])].host, why)  # node 1 answers there
+    why = re.sub(r"^node (\d+)(?= )", lambda number: facts[int(number[1])].host, why)  # "node 1 answers there"
     return f"  {who} can't reach {to.host} ({where}): {why}"
 
 

@@ -1,4 +1,8 @@
-"""Render the launch plan from the cluster and the facts of its hosts. Pure: no clock, environment, files, or chance."""
+"""Render the launch plan: every command, variable and folder of one attempt on each node, as data (plan.json).
+
+``render`` is pure: it reads no clock, environment or file, and uses no random numbers. So tests and `doit plan` see
+exactly what would run.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ from trainers.contract.host_facts import HostFacts
 
 LOOPBACK = "127.0.0.1"
 _NUMA_TORCH = (2, 9)  # the first release whose torchrun has --numa-binding
-WORKERS_TERM_S = 3  # torchrun's limit for workers that ignore TERM; its default of 30 s is more than our 10 s
+WORKERS_TERM_S = 3  # torchrun's limit for ranks that ignore TERM; a stop must take less than 10 s, the default is 30 s
 
 
 def render(
     cluster: Cluster, facts: Sequence[HostFacts], spec: AttemptSpec, *, run_id: str, master_port: int
 ) -> LaunchPlan:
-    """Return every command, environment and folder of one attempt. Node ranks follow the order of the hosts.
+    """Return the plan of one attempt. Node ranks follow the order of the hosts.
 
     ``run_id``: TORCHELASTIC_RUN_ID, new for each start. ``master_port``: a port that was free on node 0.
     """
@@ -38,29 +42,29 @@ def render(
     for number, (host, fact, first_rank, nccl_devices) in enumerate(
         zip(cluster.hosts, facts, first_ranks, devices, strict=True)
     ):
-        where = _place(cluster, number, fact, spec, run_id)
+        folders = _folders(cluster, number, fact, spec, run_id)
         options: dict[str, str | int] = {
             "nproc-per-node": host.nproc_per_node,
             "nnodes": cluster.nnodes,
             "node-rank": number,
-            "rdzv-backend": "static",  # node ranks follow the list of hosts, and nothing that a peer sends is unpickled
+            "rdzv-backend": "static",  # c10d wouldn't keep the order of the hosts, and unpickles what peers send
             "rdzv-id": run_id,
             "master-addr": address,
             "master-port": master_port,
             "local-addr": fact.address,
             "max-restarts": 0,
-            "log-dir": f"{where.state_dir}/ranks",
-            "redirects": 3,  # one file a rank, so the agent knows each line's rank
+            "log-dir": f"{folders.state_dir}/ranks",
+            "redirects": 3,  # stdout and stderr of each rank into files of their own, which the agent merges
             **({"numa-binding": "node"} if _binds_to_numa_nodes(cluster, host, fact) else {}),
         }
         if cluster.nnodes == 1:
             network = networks.loopback(fact)
         else:
-            network = networks.variables(host, fact, nccl_devices, where.state_dir)
+            network = networks.variables(host, fact, nccl_devices, folders.state_dir)
         env = environment(
             host,
             fact,
-            run_dir=where.run_dir,
+            run_dir=folders.run_dir,
             device=cluster.device,
             one_thread=spec.script is None and cluster.device != "cuda",
             network=network,
@@ -72,15 +76,15 @@ def render(
                 identity=fact.identity,
                 machine=fact.machine or "",
                 address=fact.address,
-                argv=_argv(spec, fact.python, where, options),
+                argv=_argv(spec, fact.python, folders, options),
                 env={
                     **({variables.PROJECT: spec.project} if spec.script is not None else {}),
                     **env,
                     variables.COLLECTIVE_TIMEOUT_S: f"{cluster.settings.collective_timeout_s:g}",
                 },
-                run_dir=where.run_dir,
-                data_dir=where.data_dir,
-                state_dir=where.state_dir,
+                run_dir=folders.run_dir,
+                data_dir=folders.data_dir,
+                state_dir=folders.state_dir,
                 first_rank=first_rank,
                 nproc_per_node=host.nproc_per_node,
                 container=container_of_node(cluster, fact),
@@ -98,7 +102,8 @@ def render(
         stall_s=cluster.settings.stall_s,
         collective_timeout_s=cluster.settings.collective_timeout_s,
         checkpoint_fetch_s=cluster.settings.checkpoint_fetch_s,
-        # a script may set variables before it imports torch; a parent, which outlives the run, would keep a container
+        # not for a script, which may set variables before it imports torch; nor in a container, which a parent would
+        # keep after the end of the run
         warm=cluster.settings.warm and spec.script is None and cluster.container is None,
         nodes=tuple(nodes),
         outputs=spec.outputs,
@@ -106,32 +111,29 @@ def render(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Absolute paths on one node: the run folder, the data pack, and the agent's own files."""
+class _Folders:
+    """Absolute paths on one node: the run folder, the data pack ('' without one), and the agent's own files."""
 
     run_dir: str
     data_dir: str
     state_dir: str
 
 
-def _place(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> _Place:
-    """Return the folders of a run on node ``number``. Without a pack ``data_dir`` is empty.
-
-    Hosts that don't share the run folder have one for each start (run id) and node, because homes are often shared
-    over NFS.
-    """
+def _folders(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec, run_id: str) -> _Folders:
+    """Return the folders of a run on node ``number``."""
     able = capabilities(cluster)
-    if able.shares_run_dir:
+    if able.shares_run_dir:  # ranks on this computer, or on hosts that share its file system
         state_dir = spec.run_dir / run_folder.ATTEMPTS / str(spec.attempt) / f"agent-{run_id}"
         state_dir = state_dir / f"node{number}" if able.hosts_are_granted else state_dir
         data_dir = str(spec.pack.path) if spec.pack else ""
-        return _Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+        return _Folders(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+    # a folder for each start and node: two hosts may share one home over NFS
     workdir = workdir_of(cluster)
     if workdir == "~" or workdir.startswith("~/"):
         workdir = facts.home + workdir[1:]
     node_dir = f"{workdir}/runs/{run_id}/node{number}"
     data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
-    return _Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
+    return _Folders(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
 
 
 def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
@@ -142,21 +144,23 @@ def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
     return cluster.device == "cuda" and is_able and host.nproc_per_node <= gpus
 
 
-def _argv(spec: AttemptSpec, python: str, where: _Place, options: Mapping[str, str | int]) -> tuple[str, ...]:
-    config = ("--config", f"{where.run_dir}/config.json")
-    starter: tuple[str, ...] = (
+def _argv(spec: AttemptSpec, python: str, folders: _Folders, options: Mapping[str, str | int]) -> tuple[str, ...]:
+    """Return a node's command: torchrun for the built-in trainer, else a script's parent with its command behind --."""
+    config = ("--config", f"{folders.run_dir}/config.json")
+    torchrun: tuple[str, ...] = (
         python,
-        f"{where.run_dir}/code/{TORCHRUN_FILE}",
+        f"{folders.run_dir}/code/{TORCHRUN_FILE}",
         *(f"--{name}={value}" for name, value in options.items()),
     )
     if spec.script is None:
-        return (*starter, "-m", spec.trainer, *config)
-    places = spec.pack.inside if spec.pack is not None else ()
-    data = [word for inside in places for word in ("--data", f"{where.data_dir}/{inside}")]
+        return (*torchrun, "-m", spec.trainer, *config)
+    paths_in_pack = spec.pack.inside if spec.pack is not None else ()
+    data = [word for path in paths_in_pack for word in ("--data", f"{folders.data_dir}/{path}")]
     of_script = ("--script", spec.script, "--node-rank", str(options["node-rank"]), *data)
-    if not spec.uses_torchrun:
-        starter, of_script = (python,), (*of_script, "--log-dir", str(options["log-dir"]))
-    return (python, "-m", spec.trainer, *config, *of_script, "--", *starter)
+    if spec.uses_torchrun:
+        return (python, "-m", spec.trainer, *config, *of_script, "--", *torchrun)
+    # the parent adds the script to the interpreter, and writes the log that torchrun would write
+    return (python, "-m", spec.trainer, *config, *of_script, "--log-dir", str(options["log-dir"]), "--", python)
 
 
 def environment(
@@ -170,11 +174,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables to add to a node's shell environment for torchrun. The host's ``env`` overrides them.
 
-    Args:
-        one_thread: one thread a rank instead of its share of the cores. On CPUs the last bits of a result depend on the
-            number of threads, which therefore must not depend on the host.
-        network: the variables that choose the ranks' network.
+    ``one_thread``: a rank gets one thread instead of its share of the cores. ``network``: variables of the network.
     """
+    # on CPUs the last bits of a result depend on the number of threads, so it must not depend on the host's cores
     threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
     env = {**rank_environment.ALWAYS, "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S), "OMP_NUM_THREADS": str(threads)}
     return {
@@ -188,13 +190,10 @@ def environment(
 
 
 def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
-    """Return the part of the ranks' environment that is known before the probe, to start warm parents with it.
-
-    None if ranks run in containers, if the hosts' settings differ, or if they set PYTHONPATH, because that decides what
-    Python imports at its start.
-    """
+    """Return the environment for warm parents, which start during the probe; None: it isn't known, or not common."""
     if cluster.container is not None:
         return None
+    # all hosts get the same probe; and PYTHONPATH, which contains the run's folder on a host, isn't known yet
     settings = [{**host.placement, **host.env} for host in cluster.hosts]
     ranks = {host.nproc_per_node * host.shared_by for host in cluster.hosts}
     if any(one != settings[0] for one in settings) or len(ranks) > 1 or "PYTHONPATH" in settings[0]:
@@ -205,13 +204,11 @@ def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
 
 
 def _python_path(code: str, configured: str) -> str:
-    """Return PYTHONPATH with the snapshot first, so that exactly the hashed code runs. Raises UsageError.
-
-    Relative folders are left out: they are folders of the project, whose modules are in the snapshot.
-    """
+    """Return PYTHONPATH with the run's copy of the code first, so that the hashed code runs. Raises UsageError."""
     if ":" in code:
         raise UsageError(
             f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
             hint="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
         )
+    # relative entries are folders of the project, whose modules are in that copy
     return ":".join([code, *(entry for entry in configured.split(":") if entry.startswith("/"))])

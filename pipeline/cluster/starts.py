@@ -1,10 +1,9 @@
-"""Open starts of a run, whose hosts may still hold processes or files of it; folders there that nobody needs.
+"""Record the starts of a run whose hosts may still hold processes or files, and find folders there that nobody needs.
 
-plan.json describes only the newest start, and a run may go on with other hosts, because its key doesn't contain their
-names. So each start whose hosts have copies of the run folder first writes attempts/N/start-*.json. That file is
-removed once everything was fetched from the hosts.
+plan.json describes only the newest start, and a run may go on with other hosts. So each start whose hosts have copies
+of the run folder first writes attempts/N/start-*.json. The file is removed once everything was fetched from the hosts.
 
-A run folder may come from anyone, so only labels are read from it: run ids, host names, folders named by the run id.
+A run folder may come from anyone, so only names are read from it: run ids, host names, folders named by the run id.
 How a host is reached (launcher, interpreter, ssh configuration) always comes from the command line and conf/.
 """
 
@@ -32,12 +31,13 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher
 
 
-_COLLECTED = "collected"  # file of attempts/N: run id of the start whose outputs are all here
+_COLLECTED = "collected"  # file in attempts/N with the run id of a start whose outputs are all here
 _CONNECT_S = 5.0  # short, because hosts that the command doesn't name may no longer exist
 _RUN_ID = re.compile(r"(?P<key>\w+)-[0-9a-f]{6}-(?P<attempt>\d+)-[0-9a-f]+")
 _LABEL = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<name>[^@]+?)(?::(?P<port>\d{1,5}))?")
 _ADDRESS = re.compile(r"[\w.-]{0,255}|[0-9A-Fa-f.:]*(%[\w.-]+)?", re.ASCII)
 _LONGEST = 1000  # characters of a text
+# fields of a plan, and of its nodes, by their type
 _TEXTS, _COUNTS = ("run_id", "run_key", "launcher"), ("attempt", "master_port", "world_size")
 _SECONDS = ("lease_s", "stall_s", "collective_timeout_s", "checkpoint_fetch_s")
 _TEXTS_OF_NODE = ("host", "identity", "machine", "run_dir", "data_dir", "state_dir")
@@ -69,7 +69,7 @@ def record(plan: LaunchPlan, run_dir: Path) -> None:
 
 def renew(run_id: str, run_dir: Path) -> None:
     """Record that a command follows the start now, which renews its lease."""
-    with suppress(OSError):  # earlier versions wrote no such file
+    with suppress(OSError):  # starts of earlier versions have no such file
         os.utime(_path(run_id, run_dir))
 
 
@@ -79,7 +79,7 @@ def remove(run_id: str, run_dir: Path) -> None:
 
 
 def is_recorded(run_id: str, run_dir: Path) -> bool:
-    """True if the hosts of the start may still hold something of it."""
+    """Return whether the hosts of the start may still hold something of it."""
     return _path(run_id, run_dir).is_file()
 
 
@@ -112,7 +112,7 @@ def mark_collected(plan: LaunchPlan, run_dir: Path) -> None:
 
 
 def is_collected(run_id: str, run_dir: Path) -> bool:
-    """True if nothing on the attempt's hosts is needed: all was fetched, or a later attempt has begun without it."""
+    """Return whether nothing on a start's hosts is needed: all was fetched, or a later attempt has begun without it."""
     known = journal.known_attempts(run_dir)
     if run_id not in known or is_open(run_id, run_dir):
         return False
@@ -134,7 +134,7 @@ def newest_plan(run_dir: Path) -> LaunchPlan | None:
 
 
 def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
-    """Return the plan of the newest attempt; None if its hosts hold nothing more."""
+    """Return the plan of the newest attempt; None if nothing of it is left on its hosts."""
     plan = newest_plan(run_dir)
     if plan is None or not plan.nodes or journal.known_attempts(run_dir)[-1:] != [plan.run_id]:
         return None
@@ -142,9 +142,9 @@ def unfinished_plan(run_dir: Path) -> LaunchPlan | None:
 
 
 def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    """Build a plan from its JSON and check the form of each field; commands and environments stay empty.
+    """Build a plan from its JSON, and check each field, because the file may come from anyone.
 
-    Raises KeyError, TypeError, ValueError: it is damaged, or not a plan of this run folder.
+    Commands and environments stay empty. Raises KeyError, TypeError, ValueError: damaged, or not of this run folder.
     """
     fields = _fields(value, _TEXTS, _COUNTS, "master_addr", _SECONDS)
     run_id, nodes = value["run_id"], value["nodes"]
@@ -163,19 +163,17 @@ def plan_of(value: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
 
 
 def cluster_with(cluster: Cluster, plan: LaunchPlan, labels: Collection[str]) -> Cluster:
-    """Return ``cluster`` with the hosts of the plan that ``labels`` names, reached with the cluster's settings.
-
-    Raises UsageError: the plan was started by another launcher.
-    """
+    """Return ``cluster`` with these hosts of the plan instead. Raises UsageError: another launcher started the plan."""
     if plan.launcher != cluster.launcher:
         raise UsageError(
             f"cluster.launcher={plan.launcher} started it there, and this command reaches hosts by {cluster.launcher}",
             hint=f"doit stop {plan.run_key} cluster=<the cluster of that attempt>",
         )
-    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    configured = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    # of a host that isn't configured any more, the interpreter is probably that of all others
     pythons = {host.python for host in cluster.hosts}
     python = pythons.pop() if len(pythons) == 1 else None
-    hosts = tuple(known.get(label) or dataclasses.replace(host_of(label), python=python) for label in labels)
+    hosts = tuple(configured.get(label) or dataclasses.replace(host_of(label), python=python) for label in labels)
     return dataclasses.replace(cluster, hosts=hosts, spares=()).with_settings(connect_timeout_s=_CONNECT_S)
 
 
@@ -214,18 +212,21 @@ def _fields(
     return {name: row[name] for name in (*texts, *counts, *seconds, address)}
 
 
-def _is_folder_of(run_id: str, place: str, state: str, run_dir: Path) -> bool:
-    """True if a launcher could have put this start there: below a host's workdir, or in the run folder itself."""
-    parts = place.split("/")
-    if not place.startswith(("/", "~/")) or ".." in (*parts, *state.split("/")):
+def _is_folder_of(run_id: str, node_dir: str, state_dir: str, run_dir: Path) -> bool:
+    """Return whether ``plan.render`` could have chosen these folders for the start."""
+    parts = node_dir.split("/")
+    if not node_dir.startswith(("/", "~/")) or ".." in (*parts, *state_dir.split("/")):
         return False
-    if parts[-3:-1] == ["runs", run_id] and re.fullmatch(r"node\d+", parts[-1]):
-        return state == f"{place}/agent"
-    own = f"{place}/attempts/{journal.attempt_number(run_id)}/agent-{run_id}"
-    return place == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(own)}(/node\d+)?", state) is not None
+    if parts[-3:-1] == ["runs", run_id] and re.fullmatch(r"node\d+", parts[-1]):  # below a host's workdir
+        return state_dir == f"{node_dir}/agent"
+    shared = f"{node_dir}/attempts/{journal.attempt_number(run_id)}/agent-{run_id}"
+    return (
+        node_dir == str(run_dir.resolve()) and re.fullmatch(rf"{re.escape(shared)}(/node\d+)?", state_dir) is not None
+    )
 
 
 def _path(run_id: str, run_dir: Path) -> Path:
+    """Return the file that records a start."""
     attempt, random_part = str(journal.attempt_number(run_id)), run_id.rpartition("-")[2]
     return run_dir / run_folder.ATTEMPTS / attempt / f"start-{random_part}.json"
 
@@ -237,6 +238,7 @@ EMPTY_KEPT_S = 3600.0  # for folders without outputs; then their controller coun
 
 def why_kept(left: LeftFolder, runs_dir: Path) -> str:
     """Return the reason to keep a folder; '' if it may be removed. ``runs_dir``: this project's folder of runs."""
+    # a run id also names its run folder by six digits of a digest: other clones of a project have the same keys
     prefix = journal.prefix_of_attempt(left.run_id)
     key = prefix[: -len("-abcdef-")]
     run_dir = runs_dir.resolve() / key

@@ -1,4 +1,4 @@
-"""Check that the probed hosts can run a training, and replace lost ones by spares or go on with fewer. Pure."""
+"""Check that the probed hosts can run a training. The second part replaces lost hosts by spares, or drops them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from trainers.contract.host_facts import OLDEST_PYTHON, HostFacts
 
 
 def validate_hosts(cluster: Cluster, facts: Sequence[HostFacts], *, backend: str = "auto") -> None:
-    """Refuse hosts that can't take part.
-
-    Raises HostError: one text that lists every such host, the value seen and the fix.
-    """
+    """Raise HostError if hosts can't take part; it lists all of them, the values seen and the fixes."""
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         unfit = [
@@ -33,10 +30,7 @@ def validate_hosts(cluster: Cluster, facts: Sequence[HostFacts], *, backend: str
 
 
 def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1, shards: int = 0) -> None:
-    """Raise UsageError if the global batch can't be divided among the ranks (or ``shards``) and micro-batches.
-
-    The error names the nearest sizes that can.
-    """
+    """Raise UsageError if the global batch can't be divided among the ranks (or ``shards``) and micro-batches."""
     parts = (shards or world_size) * accumulate_steps
     if global_batch_size % parts == 0:
         return
@@ -53,6 +47,7 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 
 def _same_node(facts: Sequence[HostFacts]) -> list[str]:
+    """Report hosts that are one computer under several names."""
     by_node = defaultdict(list)
     for fact in facts:
         by_node[fact.machine or fact.identity].append(fact)
@@ -78,6 +73,7 @@ def _loopback(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def _unfit(host: Host, fact: HostFacts, backend: str, device: str) -> list[str]:
+    """Report what a host lacks: Python, torch, or GPUs for the device and backend."""
     problems = []
     python = tuple(int(part) for part in fact.python_version.split(".")[:2])
     if python < OLDEST_PYTHON:
@@ -86,8 +82,8 @@ def _unfit(host: Host, fact: HostFacts, backend: str, device: str) -> list[str]:
             f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
         )
     if fact.torch_version is None:
-        here = (version("torch") or "").partition("+")[0]  # another one would differ from the run's key
-        torch = f"torch=={here}" if here else "torch"
+        version_here = (version("torch") or "").partition("+")[0]  # another version would differ from the run's key
+        torch = f"torch=={version_here}" if version_here else "torch"
         problems.append(
             f"the image has no torch for its {fact.python}; cluster.container=<an image that has it>"
             if fact.container
@@ -147,15 +143,15 @@ def replace_lost(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list
     """
     spares = [spare for spare in cluster.spares if spare.label not in gone]
     hosts, lines = list(cluster.hosts), []
-    for place, host in enumerate(cluster.hosts):
+    for node_rank, host in enumerate(cluster.hosts):
         if host.label not in gone:
             continue
         spare = next((spare for spare in spares if not why_unfit(spare, host)), None)
         if spare is None:
             return None
         spares.remove(spare)
-        hosts[place] = spare
-        lines.append(f"{spare.label} takes the place of {host.label}, as node {place}")
+        hosts[node_rank] = spare
+        lines.append(f"{spare.label} takes the place of {host.label}, as node {node_rank}")
     return dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)), lines
 
 
@@ -165,11 +161,11 @@ def go_on_with_fewer(
     """Keep as many of the remaining hosts as possible, at least ``min_nodes``; None if that isn't possible.
 
     Returns the new cluster and a line about the change. Remaining hosts that can't be used become spares. ``fits``:
-    tells whether the run can go on with a number of ranks.
+    returns whether the run can go on with a number of ranks (its batch must be divisible by them).
     """
-    left = [host for host in cluster.hosts if host.label not in gone]
-    for count in range(len(left), max(cluster.settings.min_nodes, 1) - 1, -1):
-        hosts, idle = left[:count], left[count:]
+    remaining = [host for host in cluster.hosts if host.label not in gone]
+    for count in range(len(remaining), max(cluster.settings.min_nodes, 1) - 1, -1):
+        hosts, idle = remaining[:count], remaining[count:]
         ranks = sum(host.nproc_per_node for host in hosts)
         if cluster.settings.min_nodes and fits(ranks):
             spares = (*(spare for spare in cluster.spares if spare.label not in gone), *idle)
@@ -204,9 +200,9 @@ def why_unfit(spare: Host, host: Host) -> str:
     if own != wanted:
         return f"it has {counted(own, 'rank')} (nproc_per_node={own}), and {host.label} has {wanted}"
     for name in sorted(spare.env.keys() | host.env.keys()):
-        seen, value = spare.env.get(name), host.env.get(name)
-        if seen != value:
-            return f"its env has {name}={_shown(seen)}, and that of {host.label} {_shown(value)}"
+        own_value, wanted_value = spare.env.get(name), host.env.get(name)
+        if own_value != wanted_value:
+            return f"its env has {name}={_shown(own_value)}, and that of {host.label} {_shown(wanted_value)}"
         if spare.secrets.get(name) != host.secrets.get(name):
             return f"its env has another {name} (a secret) than that of {host.label}"
     return ""

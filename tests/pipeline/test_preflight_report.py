@@ -15,7 +15,7 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.preflight import Check, Report, State, judgement
 from pipeline.core.errors import HostError
-from tests.pipeline.test_plan import facts, rendered
+from tests.pipeline.test_plan import facts
 from tests.pipeline.test_preflight_checks import ONE, limits, told
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def test_a_training_shows_a_warning_once() -> None:
     hosts = Hosts(ONE)
     answers = [told(0), told(1, limits=limits(256, 256))]
     hosts._launcher = cast("Launcher", SimpleNamespace(probe=lambda *_: answers, capabilities=Capabilities()))
-    plan = rendered(ONE, *hosts.facts(None))
-    (note,) = hosts.notes(plan, answers)
+    hosts.facts(None)
+    (note,) = hosts.notes(answers)
     assert note.startswith("warning: node1: open files: a process of the login may have 256 (wanted: at least 512")
-    assert hosts.notes(plan, answers) == []
+    assert hosts.notes(answers) == []
 
 
 def test_every_check_has_its_line_in_the_documentation() -> None:

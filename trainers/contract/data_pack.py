@@ -1,8 +1,4 @@
-"""The manifest of a data pack, and the names of its files.
-
-A data pack is a data set as hosts read it: arrays or encoded images, and manifest.json, which describes them. `doit
-fetch` writes it, hosts receive it, and ranks check it.
-"""
+"""The manifest and file names of a data pack, a data set as hosts read it: `doit fetch` writes it, ranks check it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The facts of a host: what the node agent's probe reports before a launch, and what the checks of hosts judge.
-
-A fact that can't be read there is None.
-"""
+"""The facts of a host that its agent's probe reports, for launches and `doit preflight`; None: a fact is unknown."""
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
 # ruff: noqa: UP045

@@ -1,7 +1,4 @@
-"""Records (named tuples) to JSON and back. Reading checks each value against the annotation of its field.
-
-Controller and agents exchange all structured values in this form: requests, facts of hosts, heartbeats.
-"""
+"""Records (named tuples) as JSON, between controller, agents and ranks; reading checks values by annotations."""
 
 from typing import Any, TypeVar
 

@@ -1,7 +1,4 @@
-"""Digests in JSON files. In sealed JSON the last field, ``sha256``, is the digest of all text before it.
-
-A digest shows that a file is damaged. It doesn't protect against forgery.
-"""
+"""Digests in JSON, against damage, not forgery. The last field of sealed JSON is the sha256 of all text before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""The node agent: the code that a launcher sends to a host and runs there, to probe the host, start ranks, follow them.
-
-Standard library only, Python 3.9 or newer. The agent is never installed.
-"""
+"""The node agent: code that a launcher sends to a host, to probe it, start ranks and follow them. Python 3.9 alone."""

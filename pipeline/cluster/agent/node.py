@@ -58,11 +58,8 @@ def route_to(name: str) -> tuple[str, str]:
 
 
 def identity(access: Access) -> str:
-    """Return host name, ssh server and user: equal for all names by which the controller reaches this login.
-
-    A node of a batch job has determined its own identity, which is in ``access``.
-    """
-    if access.identity:
+    """Return host name, ssh server and user: equal for all names by which the controller reaches this login."""
+    if access.identity:  # of a node in a scheduler's job
         return access.identity
     address, port = server_address(access)
     return f"{socket.gethostname()} {address}:{port} uid {os.getuid()}"
@@ -144,10 +141,7 @@ def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:
 
 
 def newest_write_ms(run_dir: str) -> int:
-    """Return when a script last wrote a checkpoint, in ms of unix time; 0: there is none, or it may still be written.
-
-    The names of a script's checkpoints are unknown, so any file in the folder counts.
-    """
+    """Return when a script last wrote to its checkpoints, in unix ms; 0: there are none, or it may still be writing."""
     newest = 0.0
     for folder, _, names in os.walk(os.path.join(run_dir, run_folder.CHECKPOINTS)):
         for name in names:

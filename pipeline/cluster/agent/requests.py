@@ -5,9 +5,9 @@ A request lists all nodes, and each agent finds its own one by the identity. "~/
 """
 
 # No ``from __future__ import annotations``: ``from_json`` needs the types. Python 3.9 has no ``X | None``.
-# ruff: noqa: UP007, UP045
+# ruff: noqa: UP045
 import json
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 from trainers.contract.beats import NodeBeat, NodeExamination
 from trainers.contract.host_facts import Container, HeldClaim
@@ -153,10 +153,7 @@ class PutWheelsRequest(NamedTuple):
 
 
 class StartRequest(NamedTuple):
-    """Start a run's processes on this node, and leave behind a process that supervises them.
-
-    The run's files may follow as a tar.
-    """
+    """Start a run's processes here, and leave a supervisor behind (``running/``). Files may follow, as a tar."""
 
     run_key: str
     run_id: str  # of this start
@@ -233,13 +230,10 @@ class RemoveFoldersRequest(NamedTuple):
 
 
 class JobRequest(NamedTuple):
-    """Serve as a node of a scheduler's job: report the facts, then execute one start after another (``running/job``).
-
-    The scheduler runs the agent, and the agent gets its orders and writes its reports in files.
-    """
+    """Serve as a node of a scheduler's job (``running/job``): report facts, then execute one start after another."""
 
     scheduler: str  # a key of ``schedulers.SCHEDULERS``
-    folder: str  # with these files, shared by the job's nodes and the controller
+    folder: str  # for orders and reports, shared by the job's nodes and the controller
     lease_s: float  # how long the node waits for its first start
     probe: ProbeRequest
     interface: Optional[str] = None  # the network interface of the ranks
@@ -249,23 +243,6 @@ class JobRequest(NamedTuple):
     masking_rules: tuple[tuple[str, str], ...] = ()
     access: Access = Access()
 
-
-Request = Union[
-    ProbeRequest,
-    ReachRequest,
-    FindEnvironmentRequest,
-    MakeEnvironmentRequest,
-    PutPackRequest,
-    PutWheelsRequest,
-    StartRequest,
-    FollowRequest,
-    CollectRequest,
-    CleanRequest,
-    StandingRequest,
-    StopRequest,
-    RemoveFoldersRequest,
-    JobRequest,
-]
 
 HANDLERS: dict[type, str] = {
     ProbeRequest: "host.probe:probe",
@@ -284,6 +261,10 @@ HANDLERS: dict[type, str] = {
     JobRequest: "running.job:job",
 }
 """Request → module and function of the agent that answer it; the module is imported on use."""
+
+
+Request = NamedTuple
+"""A record of one of these types."""
 
 
 def encode(request: Request, token: str) -> bytes:

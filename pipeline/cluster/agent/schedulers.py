@@ -1,7 +1,6 @@
 """How an agent learns its place in a scheduler's job: name, number, address and secrets of this node.
 
-One class for each scheduler, chosen by ``JobRequest.scheduler``. ``REQUEUES``: the scheduler may put a job back into
-its queue, for example after a preemption, and start the same job again later.
+There is one class for each scheduler. ``REQUEUES``: it may put a preempted job back into its queue, to start it again.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class Slurm:
         return from_json(Secrets, json.loads(os.environ.pop(SLURM_SECRETS, "{}")))
 
     def own_address(self) -> str:
-        """Return this node's address towards another node of the job. Raises SystemExit: there is no route to it.
-
-        The node's own name is no help: Debian lets it resolve to 127.0.1.1.
-        """
+        """Return this node's address towards another one, as its own name may be 127.0.1.1. Raises SystemExit."""
         own = self.who()[0]
         other = next((name for name in expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != own), None)
         if other is None:

@@ -1,6 +1,7 @@
-"""Explain a failed attempt by what failed first by itself: a host, a node's agent, or the error of a rank. Pure.
+"""Explain a failed attempt: which host, node agent or rank failed first by itself, and the message for the user. Pure.
 
-Tracebacks of ranks are held back from the screen while they come, and shortened to the user's own code.
+When one rank fails, the others fail as a consequence ("connection closed by peer"), and often earlier by the clock. So
+errors are told apart by their texts. Tracebacks are held back from the screen, and shortened to the user's own code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.core.specs import LaunchPlan
 
-_CONSEQUENCE = re.compile(
+_CONSEQUENCE = re.compile(  # messages of ranks that lost a peer or were told to stop
     r"closed by peer|connection (?:was )?(?:closed|reset|refused)|broken pipe|SIGTERM|SignalException|signal 15\b"
     r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|remote process exited|ncclRemoteError"
     r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
@@ -26,7 +27,7 @@ _MISMATCH_HINT = (
 )
 _NEEDS_NO_TRACEBACK = re.compile(r"(?:TrainerError|ConfigError): ")  # raised by trainers; its text explains everything
 _SCRIPT_ERROR = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # printed by trainers.script.start
-_CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
+_CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")  # a retry fails again
 _MEMORY = re.compile(  # SIGKILL may come from the kernel's out-of-memory killer
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b|warm parent of the ranks",
     re.IGNORECASE,
@@ -57,17 +58,18 @@ class FailedNode(NamedTuple):
 
 
 def is_consequence(error: RankError) -> bool:
-    """True if the error is a consequence: a peer closed its connection, or the rank was told to stop."""
+    """Return whether the error is a consequence: a peer closed its connection, or the rank was told to stop."""
     return _CONSEQUENCE.search(error.message) is not None
 
 
 def first_error(ends: Ends) -> FailedRank | None:
-    """Return the rank that failed first: by itself; else one that exited with 0 too early; else by a consequence."""
+    """Return the failed rank that explains most; None if no rank has an error."""
     failed = [
         FailedRank(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors
     ]
 
     def order(rank: FailedRank) -> tuple[bool, bool, float]:
+        # an error of the rank's own comes before an exit with code 0 that was too early, and before a consequence
         error = rank.error
         return is_consequence(error), error.message.startswith("ended with exit code 0 "), error.unix_time
 
@@ -75,14 +77,15 @@ def first_error(ends: Ends) -> FailedRank | None:
 
 
 def port_was_taken(plan: LaunchPlan, ends: Ends) -> bool:
-    """True if node 0 could not listen on the master port, which another program took after the probe."""
+    """Return whether node 0 could not listen on the master port, as another program took it after the probe."""
     end = ends.get(plan.nodes[0].host)
     return isinstance(end, NodeExit) and not end.errors and _PORT_TAKEN.search(end.reason) is not None
 
 
 def blamed(ends: Ends) -> NodeLost | FailedNode | FailedRank | None:
-    """Return what explains a failure, if anything; a rank's error does if it isn't a consequence of something else."""
+    """Return the lost host, node or rank that explains a failure; None if nothing does."""
     first = first_error(ends)
+    # ranks have only consequences to report: of a lost host, or because an agent ended its ranks
     if first is None or is_consequence(first.error):
         lost = next((end for end in ends.values() if isinstance(end, NodeLost)), None)
         if lost is not None:
@@ -90,8 +93,8 @@ def blamed(ends: Ends) -> NodeLost | FailedNode | FailedRank | None:
         if (by_agent := _first_exit(_AGENT_REASON, ends)) is not None:
             return FailedNode(by_agent.host, by_agent.reason.partition("\n")[0])
     full_disk = _first_exit(FULL_DISK, ends)
+    # a full disk explains more than the loss of a peer, an exit code or a signal
     if full_disk is not None and (
-        # the error says no more than the loss of a peer, an exit code or a signal
         first is None or is_consequence(first.error) or first.error.message.startswith("ended with ")
     ):
         return FailedNode(full_disk.host, full_disk.reason)
@@ -118,7 +121,7 @@ def cause(ends: Ends) -> str:
 
 
 def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
-    """Return the message for users: what is blamed, with a traceback. ``log_dir``: None: the logs were removed."""
+    """Return the message for users: what is blamed, with a traceback. ``log_dir``: None if the logs were removed."""
     match blamed(ends):
         case NodeLost(host=host, reason=reason, is_explained=False):
             text = f"training failed: {host} {reason}"
@@ -126,7 +129,7 @@ def failure_text(plan: LaunchPlan, ends: Ends, log_dir: Path | None) -> str:
             text = _error_text(plan, host, error)
         case NodeLost(host=host, reason=reason) | FailedNode(host=host, reason=reason):
             text = f"training failed on {host}: {reason}"
-        case None:  # no rank has an error: show that of trainers.script.start, else the node's lines without its notes
+        case None:  # no rank has an error: show that of the script's starter, else the node's lines without its notes
             host = next(iter(ends), plan.nodes[0].host)
             reason = ends[host].reason if host in ends else "no node answered"
             lines = [line for line in reason.split("\n") if not line.startswith(STARTER_LINES)]
@@ -162,7 +165,7 @@ _ERROR_LINE = "paceline: error: "  # printed by trainers.entry as a rank's last 
 _TRACEBACK_HEAD = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
 _CHAIN = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
-_OUR_FILES = (
+_OUR_FILES = (  # of the built-in trainer: frames that tell users nothing about their own code
     "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/options.py",
     "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
     "trainers/optimizers/own.py", "trainers/optimizers/torch.py",
@@ -170,7 +173,7 @@ _OUR_FILES = (
 
 
 def is_worth_showing(line: LogLine) -> bool:
-    """True for a rank's line, and for messages of trainers.script.start; torchrun's own lines stay in the log file."""
+    """Return whether a line goes to the screen: those of ranks and of a script's starter do, torchrun's own don't."""
     return line.rank is not None or line.text.startswith(STARTER_LINES)
 
 
@@ -188,7 +191,7 @@ class HeldTracebacks:
         if begins or (held and _belongs_to(held, line.text)):
             self._held[source] = [*held, line]
             return
-        if held and not _ends_the_rank(held):
+        if held and not _ends_the_rank(held):  # the message at the end of the run shows those that end the rank
             self._show_held(source)
         self._show(line)
 
@@ -202,7 +205,7 @@ class HeldTracebacks:
 
 
 def _ends_the_rank(held: list[LogLine]) -> bool:
-    """Whether nothing can have caught the exception: torch marks such a traceback, trainers.entry prints it last."""
+    """Return whether nothing has caught the exception: torch marks its traceback, or trainers.entry printed it."""
     return held[0].text.startswith(("[rank", _ERROR_LINE))
 
 
@@ -216,18 +219,21 @@ def _belongs_to(held: list[LogLine], text: str) -> bool:
 
 
 def without_message(traceback: str, message: str) -> str:
+    """Return a traceback without the message at its end, and without the module in front of the error's name."""
     frames = traceback.rstrip().removesuffix(message.rstrip())
     return re.sub(r"(?:^|(?<=\n))[\w.<>]+\.\Z", "", frames)
 
 
 def shortened(traceback: str, folder: str) -> str:
-    """Return a traceback with only the user's frames and the one that raised. ``folder``: the run's name."""
+    """Return a traceback with only the user's frames and the one that raised. ``folder``: the run folder's name."""
+    # make paths of the run's copy of the code relative: all others are those of installed packages
     snapshot = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     blocks = list(_blocks(re.sub(snapshot, "", traceback.rstrip()) if folder else traceback))
     in_snapshot = [path for path, _ in blocks if path and not path.startswith("/")]
     of_user = [path for path in in_snapshot if not path.startswith(_OUR_FILES)] or in_snapshot
     kept = []
     for number, (path, lines) in enumerate(blocks):
+        # the last frame before a line that is no frame: the message, or the head of a chained exception
         raised_the_error = number + 1 == len(blocks) or not blocks[number + 1][0]
         if not path or path in of_user or (raised_the_error and not path.startswith(_OUR_FILES)):
             kept.append(lines)
@@ -235,6 +241,7 @@ def shortened(traceback: str, folder: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, lines) of each frame of a traceback; '' as path for what isn't a frame."""
     path, lines = "", list[str]()
     for line in text.splitlines():
         frame = _FRAME.match(line)

@@ -1,4 +1,8 @@
-"""One attempt of a run: probe, plan, start, follow to the end. It never leaves a process behind."""
+"""Run one attempt: probe the hosts, check them, render the plan, start it, and follow all nodes to their end.
+
+``execution/attempting.py`` calls ``run_attempt`` for a new attempt, and ``attach_attempt`` for one whose own command
+is gone. No process of the attempt is left on any host when they return or raise.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +44,14 @@ from trainers.contract.records import as_json
 def run_attempt(
     spec: AttemptSpec, hosts_context: AbstractContextManager[Hosts], emit: Emit, stop: Stop | None = None
 ) -> LaunchPlan:
-    """Run the trainer on all nodes to its end; return the plan. ``stop`` ends an attempt outside of the main thread.
+    """Run the trainer on all nodes to its end; return the plan. ``stop`` replaces Ctrl-C outside of the main thread.
 
-    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` for further attempts. Afterwards no
-    process of the attempt is left. Raises HostError, UsageError (a batch that can't be shared), TrainingError, Killed.
+    ``hosts_context``: ``closing(Hosts(cluster))``, or ``nullcontext(hosts)`` if further attempts use the same hosts.
+    Raises HostError, UsageError (a batch that can't be shared), TrainingError, Killed.
     """
     with Interruptible(stop) as signals, hosts_context as hosts:
         try:
+            # repeated only after a preemption: the scheduler will grant other hosts for the same attempt
             while True:
                 running = _run_once(spec, hosts, emit, signals)
                 if running.ended_well:
@@ -56,7 +61,7 @@ def run_attempt(
                     raise _failure(running, outcome)
                 emit(Notice(text=outcome.text))
                 signals.release()
-        except TrainingError:  # a further attempt may use the same hosts
+        except TrainingError:  # keep granted hosts, as a further attempt may use them
             raise
         except BaseException:
             signals.hold()
@@ -71,7 +76,7 @@ def attach_attempt(
     emit: Emit,
     stop: Stop | None = None,
 ) -> None:
-    """Follow an attempt whose own command is gone to its end, then fetch its outputs. Raises as ``run_attempt``."""
+    """Follow a running attempt, whose own command is gone, and fetch its outputs. Raises as ``run_attempt``."""
     with Interruptible(stop) as signals, hosts_context as hosts:
         signals.check()
         running = RunningAttempt(hosts.launcher, plan, spec, [], emit, signals)
@@ -81,7 +86,7 @@ def attach_attempt(
 
 
 def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptible) -> RunningAttempt:
-    """Probe the hosts, start, and follow all nodes to their end. Repeat if another run claimed a host first."""
+    """Wait for the hosts, start, and follow all nodes to their end. Repeat if another run claimed a host first."""
     signals.check()
     if hosts.launcher.capabilities.hosts_are_granted:
         emit(Doing(what=hosts.launcher.starting))
@@ -94,7 +99,7 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interruptibl
             if not was_claimed_first(error, hosts, spec):
                 raise
         signals.release()
-        # if each of two runs claimed one host, both have released it: avoid that they try again at the same moment
+        # two runs may each have claimed one host and given up: a random pause lets one of them be first now
         _pause(random.uniform(0.0, PROBE_AGAIN_S), spec, signals.check)
         hosts.forget_facts()
 
@@ -108,16 +113,17 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, emit: Emit, signals: Interrup
 
     facts = _checked_hosts(spec, hosts)
     emit(HostsProbed(facts=facts))
+    # earlier attempts may still run on their hosts, or have left checkpoints there that this one resumes from
     if spec.outputs.resume:
-        starts_before = EarlierStarts(hosts.launcher, facts, spec.run_dir, is_restart=spec.is_restart)
-        note(starts_before.end_and_collect())
+        earlier_starts = EarlierStarts(hosts.launcher, facts, spec.run_dir, is_restart=spec.is_restart)
+        note(earlier_starts.end_and_collect())
         emit(EarlierStartsEnded())
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         note(hosts.clear_leftovers(spec.run_dir.parent))
     for port in hosts.ports():
         signals.check()
         plan = _planned(spec, hosts, facts, port)
-        note(hosts.notes(plan, facts))
+        note(hosts.notes(facts))
         running = RunningAttempt(hosts.launcher, plan, spec, facts, emit, signals)
         running.run()
         if running.ended_well:
@@ -135,7 +141,7 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
     if running.verdict is not None:
         text = stall_text(running.verdict, running.log_dir)
         why = "host" if running.verdict.kind in HOST_CAUSED else "code"
-    elif outcome.hint and (first is None or is_consequence(first.error)):  # the ranks know only that they were ended
+    elif outcome.hint and (first is None or is_consequence(first.error)):  # the scheduler knows why it ended the ranks
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
         text = failure_text(running.plan, running.ends, running.kept_log_dir)
@@ -145,11 +151,12 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[HostFacts]:
     """Return the facts of the hosts after all checks. Raises HostError, UsageError: they can't run this attempt."""
-    # of the warm parent: a process on each host that imports torch now, and forks the ranks later
+    # environment of the warm parent: a process on each host that imports torch now, and forks the ranks later
     warm = warm_environment(hosts.cluster) if hosts.cluster.settings.warm and _has_installed_torch(spec) else None
     facts = hosts.facts(spec.pack, names_to_probe(spec.versions), warm)
+    # the configuration of a script has neither section
     config = json.loads((spec.run_dir / run_folder.CONFIG).read_text(encoding="utf-8"))
-    trainer, strategy = config.get("trainer", {}), config.get("strategy", {})  # a script has neither section
+    trainer, strategy = config.get("trainer", {}), config.get("strategy", {})
     ranks = hosts.cluster.world_size
     batch_size, micro_batches = trainer.get("global_batch_size", ranks), trainer.get("accumulate_steps", 1)
     check_batch(batch_size, ranks, micro_batches, trainer.get("shards", 0))
@@ -166,12 +173,13 @@ def _has_installed_torch(spec: AttemptSpec) -> bool:
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: int) -> LaunchPlan:
-    """Render the plan and write plan.json. Its new run id tells this start from what earlier ones left on hosts."""
+    """Render the plan and write plan.json. Its new run id distinguishes this start from all earlier ones on hosts."""
     run_id = journal.new_attempt_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
-    if not hosts.launcher.capabilities.shares_run_dir:  # in a shared one the ranks see that a later attempt began
+    # a later attempt must find these hosts; in a shared run folder the ranks see themselves that a later one began
+    if not hosts.launcher.capabilities.shares_run_dir:
         starts.record(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, as_json(dataclasses.asdict(plan)))
     journal.register_attempt(spec.run_dir, run_id)
@@ -182,7 +190,7 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
     """End all processes of this run, on all hosts that its attempts may use; return their labels. Raises HostError."""
     plan = starts.unfinished_plan(run_dir)
     used = {node.host for node in plan.nodes} if plan is not None else set()
-    spares = tuple(spare for spare in cluster.spares if spare.label in used)
+    spares = tuple(spare for spare in cluster.spares if spare.label in used)  # in the places of lost hosts
     cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
     with closing(launchers.create(cluster)) as launcher:
         failures = launcher.stop(run_key, run_dir.resolve())
@@ -198,7 +206,7 @@ PROBE_AGAIN_S = 5.0  # between two probes of busy hosts
 
 
 def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], None]) -> None:
-    """Refuse busy hosts or wait, as ``cluster.when_busy`` says; only the start claims them. Raises HostError."""
+    """Refuse busy hosts or wait for them, as ``cluster.when_busy`` says; only a start claims them. Raises HostError."""
     if busy_policy(hosts.cluster) == SHARE or not isinstance(hosts.launcher, AgentLauncher):
         return
     if not may_wait(hosts, spec):
@@ -214,7 +222,7 @@ def until_free(hosts: Hosts, spec: AttemptSpec, emit: Emit, check: Callable[[], 
             try:
                 busy = _other_users(hosts, spec)
             except HostError as error:
-                # wait up to lease_s for a silent host: for so long its ranks go on without this command
+                # a host that was busy may be silent for up to lease_s, as the ranks there go on for so long
                 if answered_at is None or time.monotonic() - answered_at > hosts.cluster.settings.lease_s:
                     raise
                 text = f"waiting, and a host doesn't answer: {error.what}; it is asked again"
@@ -252,7 +260,7 @@ def _pause(seconds: float, spec: AttemptSpec, check: Callable[[], None]) -> None
 
 
 def may_wait(hosts: Hosts, spec: AttemptSpec) -> bool:
-    """True if this run waits for busy hosts; a restart does, because its user may not be there to repeat it."""
+    """Return whether this run waits for busy hosts. A restart does, as its user may not be there to repeat it."""
     policy = busy_policy(hosts.cluster)
     return policy == WAIT or (policy == REFUSE and spec.is_restart)
 

@@ -1,6 +1,7 @@
-"""Start a plan, follow it to the end of every node, and leave no process behind.
+"""Start a rendered plan, follow it to the end of every node, and leave no process behind.
 
-New checkpoints are fetched while the training goes on, so that rank 0's host may be lost with its disk.
+While the nodes run, their events go to the log files, metrics.jsonl, the stall watch, and by ``emit`` to whoever
+listens. New checkpoints are fetched meanwhile, so that even the loss of rank 0's disk costs only the steps since then.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ from trainers.contract.host_facts import HostFacts
 if TYPE_CHECKING:
     from pipeline.cluster.launchers import Launcher, LiveStreams
 
-STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the network
-RANK_ROWS_S = 2.0  # between two writes of the ranks' state
+STOP_S = 8.0  # limit for all nodes to stop: agents need 3 s (TERM, KILL), and 10 s in all are promised
+RANK_ROWS_S = 2.0  # between two writes of the ranks' state for `doit status`
 _POLL_S = 0.5
 _COLLECT_AGAIN_S = 2.0
 
 
 class RunningAttempt:
-    """One plan from its start to the end of all nodes."""
+    """One plan from its start to the end of all nodes. Call ``run`` once, then read the attributes."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class RunningAttempt:
         self._launcher, self.plan, self._pack, self._facts = launcher, plan, spec.pack, facts
         self._run_dir, self._emit, self._signals = spec.run_dir, emit, signals
         self.log_dir = spec.run_dir / run_folder.ATTEMPTS / str(plan.attempt)
-        self.ends: dict[str, NodeExit | NodeLost] = {}
+        self.ends: dict[str, NodeExit | NodeLost] = {}  # host → how its part ended
         self._tracebacks = HeldTracebacks(self._show_line)
         self._watch = StallWatch(
             hosts={node.address: node.host for node in plan.nodes},
@@ -89,12 +90,12 @@ class RunningAttempt:
         self._fetch = CheckpointFetch(
             launcher, plan, spec.run_dir, lambda: emit(CheckpointSaved()), self._report_not_fetched
         )
-        self._files = ExitStack()
+        self._files = ExitStack()  # closes the logs and metrics.jsonl
         self._logs: dict[str, IO[str]] = {}
         self._lines_to_skip: dict[str, int] = {}  # host → lines of its log that another command has shown
-        self._metrics: IO[str] | None = None
-        self._metrics_at = 0
-        self._checked_at = self._rows_at = 0.0
+        self._metrics: IO[str] | None = None  # metrics.jsonl; None: the ranks write it here themselves
+        self._metrics_at = 0  # bytes of metrics.jsonl that are here at the start
+        self._checked_at = self._rows_at = 0.0  # monotonic: last check of the run folder, last write of rank rows
         self._followed = False
 
     @property
@@ -111,6 +112,7 @@ class RunningAttempt:
         self._emit(ShownLine(line=line))
 
     def _show(self, text: str) -> None:
+        """Show a remark of the controller among the lines of the first host."""
         self._show_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=text))
 
     def run(self, *, started_elsewhere: bool = False) -> None:
@@ -152,9 +154,10 @@ class RunningAttempt:
             self._open_metrics(started_elsewhere=started_elsewhere)
 
     def _open_metrics(self, *, started_elsewhere: bool) -> None:
+        """Open metrics.jsonl so that it continues exactly where the ranks continue."""
         path = self._run_dir / run_folder.METRICS
         if started_elsewhere:
-            cut_torn_line(path)
+            cut_torn_line(path)  # the command that wrote it may have been killed within a line
         else:
             script = checkpoints.script_attempts(self._run_dir, checkpoints.settings_of(self._run_dir))
             if script is not None and (kept := script.set_aside(self.plan.attempt)) is not None:
@@ -165,7 +168,7 @@ class RunningAttempt:
         self._metrics_at = path.stat().st_size
 
     def _follow(self) -> None:
-        """Handle events until every node has ended; after the first failure, while others are stopped, for STOP_S."""
+        """Handle events until every node has ended. After the first failure stop the others, and wait up to STOP_S."""
         self._followed = True
         self._emit(self.plan)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -177,6 +180,7 @@ class RunningAttempt:
                 self._handle_event(events)
                 self._signals.check()
                 self._check_folder()
+                # the sweep gives this trial up: rank 0 ends it at the next epoch
                 if not prune_is_known and (self._run_dir / run_folder.PRUNE).exists():
                     following.prune()
                     prune_is_known = True
@@ -185,6 +189,7 @@ class RunningAttempt:
                 is_over = deadline is not None or self._has_failed
                 for end in self.silent.lost(following.examine, self.ends, is_over=is_over):
                     self._record_end(end)
+                # the first failure: find out whether lost hosts are reachable, and stop all others
                 if deadline is None and self._has_failed:
                     lost = [
                         end.host for end in self.ends.values() if isinstance(end, NodeLost) and not end.is_explained
@@ -192,7 +197,7 @@ class RunningAttempt:
                     self.silent.ask_about(following.examine, lost)
                     following.stop()
                     deadline = time.monotonic() + STOP_S
-        except BaseException:
+        except BaseException:  # such as Ctrl-C: stop all, and record the ends that come in time
             self._signals.hold()
             following.stop()
             deadline = time.monotonic() + STOP_S
@@ -215,7 +220,7 @@ class RunningAttempt:
             self.verdict = stall
             self._emit(stall)
             self._show_verdict(stall)
-            self._rows_at = 0.0
+            self._rows_at = 0.0  # write now
             self._write_rank_rows()
 
     def _show_verdict(self, verdict: Verdict) -> None:
@@ -240,6 +245,7 @@ class RunningAttempt:
             return False
 
     def _collect_final(self) -> bool:
+        """Fetch the final outputs, again and again for lease_s if the host doesn't answer. Raises TrainingError."""
         until, is_reported = time.monotonic() + self.plan.lease_s, False
         while True:
             try:
@@ -255,11 +261,11 @@ class RunningAttempt:
             self._signals.hold()
 
     def _write_rank_rows(self) -> None:
-        """Write the state of the ranks for `doit status`. A full disk or a removed folder shows elsewhere."""
+        """Write the state of the ranks for `doit status`."""
         now = time.monotonic()
         if now - self._rows_at >= RANK_ROWS_S and self._watch.newest_beats:
             self._rows_at = now
-            with suppress(OSError):
+            with suppress(OSError):  # other writes report a full disk or a removed folder
                 usages = {host: node.usage for host, node in self._watch.nodes.items() if node.usage is not None}
                 ranks.write(self.log_dir, ranks.rows_of(self._watch.newest_beats.values()), self._notes, usages)
 
@@ -287,6 +293,7 @@ class RunningAttempt:
 
     @property
     def kept_log_dir(self) -> Path | None:
+        """The folder of the logs; None if the run folder was removed."""
         return self.log_dir if (self._run_dir / run_folder.CONFIG).exists() else None
 
     def _folder_is_ours(self) -> bool:
@@ -309,6 +316,7 @@ class RunningAttempt:
                 self._watch.take_beat(event)
                 self._write_rank_rows()
                 saved = event.saved  # a step, for scripts a time
+                # ranks write to a shared run folder directly: "fetching" only copies from there to the mirror
                 if self._launcher.capabilities.shares_run_dir:
                     whole, folder = self.plan.outputs.whole, self._run_dir
                     saved = newest_write_ms(str(folder)) if whole else newest_step(folder)
@@ -337,7 +345,7 @@ class RunningAttempt:
             write_json(self.log_dir / f"{end.host}.exit.json", {**kind, **dataclasses.asdict(end)})
 
     def _stop_unended(self) -> None:
-        """Stop nodes whose end isn't known by a separate request, which also keeps a late start from beginning."""
+        """Stop nodes whose end isn't known, by a new request, which also refuses a start that is still on its way."""
         ended = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
         if len(ended) == self.plan.nnodes:
             return
@@ -352,14 +360,15 @@ class RunningAttempt:
         self._signals.left = self.unstopped
 
     def _finish(self, *, keep_final: bool) -> None:
-        """Fetch the outputs (after a failure only checkpoints) and clear the nodes; what isn't fetched stays there."""
+        """Fetch the outputs (after a failure only checkpoints) and remove the nodes' folders of this start."""
         self._fetch.wait(copied=not keep_final)
         shares_run_dir = self._launcher.capabilities.shares_run_dir
         if not (self.ends and self._folder_is_ours()):
+            # nothing can be fetched, so folders on hosts stay if ranks may have saved checkpoints there
             if shares_run_dir or not self._followed:
                 self._launcher.clean(self.plan)
             return
-        if not self._collect(final=keep_final):
+        if not self._collect(final=keep_final):  # what isn't fetched stays there for a later attempt
             return
         if not keep_final:
             self._emit(CheckpointSaved())
@@ -377,8 +386,8 @@ def _not_stopped(why: str, lease_s: float) -> str:
     )
 
 
-_COPY_S = 5.0  # how long a copy to the mirror is waited for
-_PAUSE_FACTOR = 10  # times a fetch's duration until the next one: ssh's encryption takes rank 0's processor time
+_COPY_S = 5.0  # limit at the end for a copy to the mirror
+_PAUSE_FACTOR = 10  # times a fetch's duration until the next one, as ssh's encryption takes rank 0's processor time
 
 
 class CheckpointFetch:
@@ -396,13 +405,13 @@ class CheckpointFetch:
         self._on_fetched, self._on_failed = on_fetched, on_failed
         self._has_failed = False
         self._thread: threading.Thread | None = None
-        self._fetched = threading.Event()
-        self._step, self._next_at = 0, time.monotonic() + self._every_s
+        self._fetched = threading.Event()  # the fetch under way is over; its copy may still go on
+        self._step, self._next_at = 0, time.monotonic() + self._every_s  # newest step that is here
 
     def offer(self, step: int) -> None:
         """Fetch the checkpoint of ``step``, the newest on rank 0's host, if it is new and the pause is over."""
-        busy = self._thread is not None and self._thread.is_alive()
-        if self._every_s and step > self._step and not busy and time.monotonic() >= self._next_at:
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if self._every_s and step > self._step and not is_busy and time.monotonic() >= self._next_at:
             self._fetched.clear()
             self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
 
@@ -419,7 +428,7 @@ class CheckpointFetch:
             self._has_failed = False
         except OSError as error:
             fetched = False
-            if not self._has_failed:
+            if not self._has_failed:  # report only the first failure of several in a row
                 self._on_failed(error)
             self._has_failed = True
         finally:
@@ -432,8 +441,8 @@ class CheckpointFetch:
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
-    """Return the plan with one checkpoint as its outputs: a script's ``step`` is a time (ms), of the newest file."""
-    if plan.outputs.whole:
+    """Return the plan with a single checkpoint as its outputs."""
+    if plan.outputs.whole:  # a script: ``step`` is a time in ms, and all files up to this time are the checkpoint
         folder = ("checkpoints",)
         outputs = Outputs(resume=folder, final=(), needed=folder, whole=folder, until_s=step / 1000)
         others = folder if plan.outputs.others else ()

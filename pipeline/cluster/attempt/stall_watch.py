@@ -1,4 +1,8 @@
-"""Detect stalls: whether the ranks of an attempt still move, and whether they mostly wait for their network. Pure."""
+"""Detect from heartbeats that the ranks of an attempt don't move any more, or mostly wait for their network. Pure.
+
+``running.py`` passes all heartbeats in, calls the checks each second, and sends the examinations that they request.
+``stalls.py`` judges the answers.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,22 @@ from trainers.contract.beats import NodeBeat, NodeExamination, Phase, RankBeat, 
 ANSWERS_S = 8.0
 """How long the nodes have to examine their ranks; then a stall is judged by the answers that have come."""
 
-_PAUSE_FACTOR = 10  # times the second longest pause so far (of steps, evaluations, checkpoints)
-_PATIENT_FACTOR = 4  # times stall_s, before the first step and while files are written
+_PAUSE_FACTOR = 10  # a stall lasts longer than so many times the second longest pause so far (evaluations, checkpoints)
+_PATIENT_FACTOR = 4  # times stall_s: the limit before the first step and while files are written
 _MAX_TICK_S = 2.0  # longest time between two checks that counts; if it was longer, this process was stopped itself
 _SHORTEST_PAUSE_S = 2.0  # beats come each second, so a shorter time is no pause
 _WINDOW_S = 20.0  # over which the share of waiting in the steps' time is measured
-_MAX_WAITING_SHARE = 0.8  # a larger share makes the network be examined
-_MAX_TRIES = 5  # windows, because at a single moment no bytes may wait to be sent
-_BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, when ranks would give up without naming the culprit
+_MAX_WAITING_SHARE = 0.8  # from this share on the network is examined
+_MAX_TRIES = 5  # examinations of the network, because at a single moment no bytes may wait to be sent
+_BEFORE_TIMEOUT = 0.9  # of collective_timeout_s, at which ranks would give up without naming the culprit
 
 
 @dataclass(kw_only=True)
 class _Examination:
     """An examination under way, and the answers so far by host."""
 
-    asked_at: float
-    slow_steps: SlowSteps | None  # what is to be explained; None: a stall
+    asked_at: float  # monotonic
+    slow_steps: SlowSteps | None  # the slow steps to be explained; None: a stall
     answers: dict[str, NodeExamination] = field(default_factory=dict)
 
     @property
@@ -47,7 +51,7 @@ class _Window:
 
 
 class StallWatch:
-    """Watches the ranks: call ``check``, then ``check_network`` each second (monotonic). ``hosts``: by address."""
+    """Watches an attempt's ranks. Call ``check_network`` and ``check`` each second. ``hosts``: address → label."""
 
     def __init__(self, *, hosts: Mapping[str, str], stall_s: float, collective_timeout_s: float) -> None:
         self._hosts, self._stall_s, self._collective_timeout_s = hosts, stall_s, collective_timeout_s
@@ -67,6 +71,7 @@ class StallWatch:
         self.newest_beats.update({beat.rank: (node.host, beat) for beat in node.ranks})
         if before is not None and _progress(before) == _progress(node):
             return
+        # a rank moved, so the pause is over, and an examination of a stall has become pointless
         if self._window is not None:
             self._window.longest_pause_s = max(self._window.longest_pause_s, self._idle_s)
         if has_begun and self._idle_s > _SHORTEST_PAUSE_S:
@@ -83,7 +88,7 @@ class StallWatch:
         self.nodes.pop(host, None)
 
     def check(self, now: float) -> ExamineOrder | Verdict | None:
-        """Ask for an examination once no rank moves any more; return the verdict when its answers have come."""
+        """Return the order for an examination once no rank moves any more, and later the verdict on its answers."""
         passed_s = min(now - self._checked_at, _MAX_TICK_S) if self._checked_at else 0.0
         self._checked_at = now
         self._idle_s += 0.0 if self._moved else passed_s
@@ -98,13 +103,13 @@ class StallWatch:
         ranks = examination.ranks
         if not ranks or (len(examination.answers) < len(self.nodes) and now - examination.asked_at <= ANSWERS_S):
             return None
-        if _is_script(beats) and not is_hang(ranks):
-            self._idle_s, self._examination = 0.0, None  # it is examined again after another stall_s
+        if _is_script(beats) and not is_hang(ranks):  # it may wait for something else: examine again after stall_s
+            self._idle_s, self._examination = 0.0, None
             return None
         return judge(ranks, self._hosts, self._idle_s)
 
     def check_network(self, now: float) -> ExamineOrder | Verdict | None:
-        """Ask for an examination if moving ranks mostly wait; return the connection on which bytes wait, if any."""
+        """Return the order for an examination if moving ranks mostly wait, and later the verdict if bytes wait then."""
         if self._network_tries >= _MAX_TRIES or self._examines_stall or not self._has_begun():
             return None
         if self._examination is None:
@@ -126,7 +131,7 @@ class StallWatch:
         return self._examination is not None and self._examination.slow_steps is None
 
     def _slow_steps(self, now: float) -> SlowSteps | None:
-        """Return the window's steps if ranks mostly waited in them; None before its end, or after another pause."""
+        """Return the steps of the last window if ranks mostly waited in them, and None else."""
         beats = {beat.rank: beat for beat in self._beats()}
         window = self._window
         if window is None or window.first_beats.keys() != beats.keys():
@@ -139,17 +144,20 @@ class StallWatch:
         steps = min(beat.step - window.first_beats[rank].step for rank, beat in beats.items())
         if steps < 1 or len(self.nodes) == 1:
             return None
+        # a pause as long as many steps was something else, such as an evaluation: this window says nothing of steps
         if pause_s > max(_SHORTEST_PAUSE_S, _PAUSE_FACTOR * (passed_s - pause_s) / steps):
             return None
+        # what even the busiest rank doesn't spend on its own work is spent waiting by all
         busiest_s = max(beat.own_s - window.first_beats[rank].own_s for rank, beat in beats.items())
         waiting_share = 1 - busiest_s / passed_s
         return SlowSteps(waiting_share, passed_s / steps) if waiting_share >= _MAX_WAITING_SHARE else None
 
     def _limit_s(self, beats: list[RankBeat]) -> float:
+        """Return how long no rank may move until the ranks are examined."""
         if _is_script(beats):
             return self._stall_s
         waits = any(beat.phase == Phase.WAITING for beat in beats)
-        if not self._has_begun() and not waits:  # imports, compilation, measurements: these have no limit
+        if not self._has_begun() and not waits:  # imports, compilation and measurements may take any time
             return math.inf
         is_patient = not self._has_begun() or any(beat.phase in (Phase.SAVING, Phase.ENDING) for beat in beats)
         limit_s = self._stall_s * (_PATIENT_FACTOR if is_patient else 1)
@@ -159,6 +167,7 @@ class StallWatch:
         return limit_s
 
     def _has_begun(self) -> bool:
+        """Return whether all ranks are in their first step or further on."""
         beats = self._beats()
         return bool(beats) and all(beat.step for beat in beats)
 

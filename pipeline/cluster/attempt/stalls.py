@@ -1,4 +1,9 @@
-"""Name the rank that holds the others up, or the connection between them, by an examination of all ranks. Pure."""
+"""Judge an examination of all ranks: name the rank that holds the others up, or the connection between them. Pure.
+
+``stall_watch.py`` calls ``judge`` when no rank moves any more, and ``slow_connection`` when ranks move but mostly wait.
+The question is always which rank is not in the collective in which the others wait. Ranks on CPUs report collectives
+themselves; of ranks on GPUs torch's flight recorder counts them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ HOST_CAUSED = ("slow link", "dropped link", "stopped", "disk")
 """Kinds that the host causes, not the code, so a retry may succeed."""
 
 _CODE_OF_RUN = re.compile(r"^/\S*/(?:[0-9a-f]{12}|node\d+)/(?:work/node\d+/above/above/)?code/")
-"""What stands before a path of the project in a frame: the run's copy of the code, on this computer or on a host."""
+"""The run's copy of the code, on this computer or on a host, with which paths of the project begin in frames."""
 _TORCH_DISTRIBUTED = "/torch/distributed/"
 _WAITS_IN_DDP = ("/torch/nn/parallel/distributed.py", " in _engine_run_backward")
 """Frames in which DistributedDataParallel waits in C++: for buffers and, in the backward pass, for gradients."""
@@ -30,7 +35,7 @@ _SLEEP_KINDS = {  # kind → parts of names of kernel functions in which the pro
     "lock": ("futex",),
     "connection": ("wait_woken", "unix_stream", "sk_wait", "inet_csk_accept", "wait_for_more_packets"),
 }
-_HANG_CAUSES = {  # kind → text
+_HANG_CAUSES = {  # kind of hang → text
     "stopped": "process {pid} is stopped (SIGSTOP, or a debugger holds it); it would go on with 'kill -CONT {pid}' "
     "there",
     "disk": "process {pid} waits for a disk or a network file system that doesn't answer",
@@ -41,7 +46,7 @@ _HANG_CAUSES = {  # kind → text
     "worker": "it waits for a worker process of its DataLoader, which sends nothing",
     "sleeps": "it sleeps{while_loading} ({sleeps_in})",
 }
-_UNREAD_LIMIT_BYTES = 16 << 10
+_UNREAD_LIMIT_BYTES = 16 << 10  # a receiver that leaves more unread is slow itself, and not the connection
 _RESENT_LIMIT = 3  # times that the kernel has sent the same bytes again, which takes at least 1.5 s
 
 
@@ -59,26 +64,28 @@ def judge(ranks: Sequence[RankExamination], hosts: Mapping[str, str], idle_s: fl
 
 
 def _judge(ranks: Sequence[RankExamination], hosts: Mapping[str, str]) -> Verdict:
+    """Return the verdict on ranks in their order, by the most certain evidence first."""
     stopped = [rank for rank in ranks if _is_stopped(rank)]
     if stopped:
         return _hang(stopped[0], "stopped", ranks)
+    # a rank outside of any collective holds the others up; of several, one with a hung disk, or the furthest behind
     nccl = _NcclCounts.of_ranks(ranks)
     not_waiting = [rank for rank in ranks if not nccl.waits(rank)]
     hanging = [rank for rank in not_waiting if not _is_in_collective(rank)]
     if hanging:
         culprit = min(hanging, key=lambda rank: (rank.state != "D", _position(rank), rank.beat.rank))
         return _hang(culprit, _kind_of_hang(culprit), ranks, waited_in=nccl.furthest)
+    # a rank waits in another collective, as it has entered fewer of this process group
     if not_waiting and nccl.ranks_differ:
         return _left_out_nccl(not_waiting[0], ranks, nccl)
+    # all wait: for a connection, or in different collectives
     slow = _slow_link(ranks, hosts, f"all ranks wait in a collective in {_where(ranks[0])}")
     return slow or (_all_in_nccl(ranks, nccl) if nccl.all_wait else _all_in_collectives(ranks))
 
 
 def is_hang(ranks: Sequence[RankExamination]) -> bool:
-    """Return whether idle ranks of a script hang: one is stopped, or in a collective.
-
-    Else the script may wait for its user or for a download.
-    """
+    """Return whether idle ranks of a script certainly hang: one is stopped, or waits in a collective."""
+    # others may wait for their user, or for a download
     return any(_is_stopped(rank) or _is_in_collective(rank) for rank in ranks)
 
 
@@ -101,20 +108,21 @@ def _is_stopped(rank: RankExamination) -> bool:
 
 
 def _is_in_collective(rank: RankExamination) -> bool:
-    """Return whether a rank is in a collective, by its report, or by its stack for those of a model or script."""
+    """Return whether a rank is in a collective: it reports that, or its stack shows one of a model or script."""
     if rank.beat.phase == Phase.WAITING or any(_TORCH_DISTRIBUTED in frame for frame in rank.stack[:3]):
         return True
-    # a rank that computes its gradients has the same frames as one that waits for them in DDP, but keeps a core busy; a
-    # training reports its waiting itself
+    # in DDP a rank has the same frames while it computes gradients and while it waits for them, but then it is idle
     is_idle_script = rank.beat.phase == Phase.RUNNING_A_SCRIPT and rank.cpu < BUSY_CORES and rank.state != "R"
     return is_idle_script and any(place in frame for place in _WAITS_IN_DDP for frame in rank.stack[:2])
 
 
 def _position(rank: RankExamination) -> tuple[int, int]:
+    """Return how far a rank has got: (step, collectives entered so far)."""
     return rank.beat.step, rank.beat.collectives
 
 
 def _kind_of_hang(rank: RankExamination) -> str:
+    """Return a key of ``_HANG_CAUSES``."""
     if rank.state == "D":
         return "disk"
     if rank.cpu >= BUSY_CORES or rank.state == "R":  # state R: it may share a core
@@ -131,8 +139,8 @@ class _NcclCounts:
 
     by_rank: Mapping[int, Collectives]
     ranks_differ: bool = False  # some have entered fewer collectives than others
-    all_wait: bool = False  # all have entered the same number, and none has finished the last one
-    furthest: str = ""  # the collective in which the ranks wait that have entered most, in words
+    all_wait: bool = False  # all have entered the same number, and none has completed the last one
+    furthest: str = ""  # the collective of those ranks that have entered the most, in words
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankExamination]) -> _NcclCounts:
@@ -152,7 +160,7 @@ class _NcclCounts:
         return cls(by_rank=by_rank, ranks_differ=ranks_differ, all_wait=all_wait, furthest=words)
 
     def waits(self, rank: RankExamination) -> bool:
-        """Return whether a rank waits for others: by NCCL's counts if they cover the rank, else by report or stack."""
+        """Return whether a rank waits for others, by NCCL's counts if there are any, else as ``_is_in_collective``."""
         counts = self.by_rank.get(rank.beat.rank)
         if counts is None or not (self.ranks_differ or self.all_wait):
             return _is_in_collective(rank)
@@ -173,6 +181,7 @@ def _hang(culprit: RankExamination, kind: str, ranks: Sequence[RankExamination],
         while_loading=" in the loading of data" if beat.phase == Phase.LOADING else "",
         sleeps_in=culprit.sleeps_in or "nothing is known of what it waits for",
     )
+    # torchrun may be the stopped process, in the place of several ranks: it is named once
     also_stopped = [rank for rank in ranks if _is_stopped(rank) and (rank.host, rank.beat.pid) != (host, beat.pid)]
     others = [rank for rank in ranks if rank is not culprit and rank not in also_stopped]
     rest = "".join(
@@ -193,27 +202,27 @@ class _Connection(NamedTuple):
 
 
 def _slow_link(ranks: Sequence[RankExamination], hosts: Mapping[str, str], head: str) -> Verdict | None:
-    """Return the verdict on the connection where bytes wait, unless its receiver leaves many unread: a slow process."""
+    """Return the verdict on the worst connection where bytes wait; None if there is none. ``head`` begins its text."""
     connections = [
         _Connection(rank, hosts.get(socket.peer, socket.peer), socket)
         for rank in ranks
         for socket in rank.sockets
         if hosts.get(socket.peer) != rank.host
     ]
-    unread_bytes = Counter[tuple[str, str]]()  # by sender and receiver
+    # bytes that the receiver leaves unread show a slow process there, and not a slow connection
+    unread_bytes = Counter[tuple[str, str]]()  # (sending host, receiving host) → bytes
     for receiver, sender, socket in connections:
         unread_bytes[sender, receiver.host] += socket.unread_bytes
-    stuck = [
-        connection
-        for connection in connections
-        if (socket := connection.socket).sent_again >= _RESENT_LIMIT
-        or (
-            (socket.unsent_bytes or socket.sent_again)
-            and unread_bytes[connection.rank.host, connection.peer] < _UNREAD_LIMIT_BYTES
-        )
-    ]
+    stuck = []
+    for connection in connections:
+        rank, peer, socket = connection
+        is_down = socket.sent_again >= _RESENT_LIMIT
+        has_waiting_bytes = bool(socket.unsent_bytes or socket.sent_again)
+        if is_down or (has_waiting_bytes and unread_bytes[rank.host, peer] < _UNREAD_LIMIT_BYTES):
+            stuck.append(connection)
     if not stuck:
         return None
+    # the host with the most stuck connections is to blame: its own link is bad
     stuck_by_host = Counter(host for rank, peer, _ in stuck for host in (rank.host, peer))
     rank, peer, socket = max(
         stuck, key=lambda one: (stuck_by_host[one.rank.host], one.socket.sent_again, one.socket.unsent_bytes)
@@ -240,7 +249,7 @@ def _left_out_nccl(culprit: RankExamination, ranks: Sequence[RankExamination], n
 
 
 def _all_in_nccl(ranks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict:
-    """Return the verdict on ranks that have entered equally many NCCL collectives: the same ones, or different ones."""
+    """Return the verdict on ranks that have all entered equally many NCCL collectives, and don't complete the last."""
     ranks_in = Counter(counts.next for counts in nccl.by_rank.values())  # by name of the collective
     if len(ranks_in) == 1:
         return _same_collective(
@@ -248,25 +257,28 @@ def _all_in_nccl(ranks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict
             f", {nccl.furthest}: a GPU hangs in what it computes before, or what NCCL sends doesn't arrive "
             "(cluster.env.NCCL_DEBUG=INFO shows its connections)",
         )
+    # they are in different collectives: the culprit is in the one with the fewest ranks, of two ranks the later one
     last_rank_in = {counts.next: number for number, counts in sorted(nccl.by_rank.items())}
     rarest = min(ranks_in, key=lambda name: (ranks_in[name], -last_rank_in[name]))
-    known = [rank for rank in ranks if rank.beat.rank in nccl.by_rank]
-    apart = [rank for rank in known if nccl.by_rank[rank.beat.rank].next == rarest]
-    others = [rank for rank in known if rank not in apart]
-    own, theirs = nccl.by_rank[apart[0].beat.rank], nccl.by_rank[others[0].beat.rank]
+    counted_ranks = [rank for rank in ranks if rank.beat.rank in nccl.by_rank]
+    culprits = [rank for rank in counted_ranks if nccl.by_rank[rank.beat.rank].next == rarest]
+    others = [rank for rank in counted_ranks if rank not in culprits]
+    own, theirs = nccl.by_rank[culprits[0].beat.rank], nccl.by_rank[others[0].beat.rank]
     where = f"in NCCL's {_numbered(own)}{_shortened(own.at)}"
-    return _in_another_collective(apart[0], where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
+    return _in_another_collective(culprits[0], where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
 
 
 def _all_in_collectives(ranks: Sequence[RankExamination]) -> Verdict:
     """Return the verdict on the rank in another collective than most; of two ranks, on the one that is further on."""
+    # (step, collectives entered, phase, line) → ranks
     groups: dict[tuple[int, int, int, str], list[RankExamination]] = {}
     for rank in ranks:
-        # a script's steps aren't known: there the innermost line of its own code identifies the collective
+        # a script's steps aren't known, so the innermost line of its own code identifies the collective
         line = _at(rank) if rank.beat.phase == Phase.RUNNING_A_SCRIPT else ""
         groups.setdefault((*_position(rank), rank.beat.phase, line), []).append(rank)
     if len(groups) == 1:
         return _same_collective(ranks, f", and no connection between them has anything to send{_at(ranks[0])}")
+    # the smallest group; of equal ones the furthest on
     smallest = min(groups, key=lambda key: (len(groups[key]), [-part for part in key[:3]], key[3]))
     culprit, others = groups[smallest][0], [rank for rank in ranks if rank not in groups[smallest]]
     other = max(others, key=_position)
@@ -311,12 +323,13 @@ def _where(rank: RankExamination) -> str:
 
 
 def _at(rank: RankExamination) -> str:
-    """Return `` at models/net.py:12 in forward``: the innermost line of neither Python's nor torch's own code."""
+    """Return `` at models/net.py:12 in forward``: the innermost frame in code of the user, not of Python or torch."""
     own = [frame for frame in rank.stack if "/torch/" not in frame and "/lib/python" not in frame]
     return _shortened(next(iter(own or rank.stack), ""))
 
 
 def _shortened(frame: str) -> str:
+    """Return `` at PATH:LINE in FUNCTION`` with a short path; '' without a frame."""
     path, _, line_and_function = frame.rpartition(":")
     in_project = _CODE_OF_RUN.sub("", path)
     shown = in_project if in_project != path else "/".join(PurePath(path).parts[-2:])

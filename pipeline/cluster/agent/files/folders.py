@@ -117,10 +117,7 @@ def clean(request: CleanRequest) -> None:
 
 
 def holds_unfetched(folder: str) -> bool:
-    """Return whether the folder holds outputs that the user may need, as they could not be fetched.
-
-    ``results.mark_to_stay`` has marked these: too large, or unreadable.
-    """
+    """Return whether the folder holds outputs that could not be fetched, which ``results.mark_to_stay`` has marked."""
     return bool(glob.glob(os.path.join(glob.escape(folder), "work", "node*-left")))
 
 

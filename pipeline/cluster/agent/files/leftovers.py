@@ -1,6 +1,6 @@
-"""Folders that ended attempts have left on this node. The probe reports them, and the controller may have them removed.
+"""Folders that attempts left on this node, as their controller died or lost the host. They may hold checkpoints.
 
-They are left when the controller died, or couldn't reach this host at the end. They may hold the only checkpoints.
+The probe reports them, and the controller may then have them removed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ def remove_leftovers(request: StartRequest, node: NodeStart) -> None:
 
 
 def tidy_workdir(request: ProbeRequest, workdir: str) -> tuple[LeftFolder, ...]:
-    """Test whether files can be written to ``workdir``, and return the folders that earlier attempts have left there.
-
-    Only for launchers that send files: other ones share the run folder with this node.
-    """
-    if not request.tests_writing:
+    """Test writing to ``workdir``, if files will be sent there, and return the folders that earlier attempts left."""
+    if not request.tests_writing:  # the launcher shares the run folder with this node
         return ()
     try_writing(workdir)
     Registry(request.registry, request.access).forget_dead()

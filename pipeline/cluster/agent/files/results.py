@@ -57,19 +57,15 @@ def mark_to_stay(work: list[str]) -> None:
 
 
 class RunArchive:
-    """A tar of files of the run folder, with the content of links in their place.
-
-    Files written after ``until_s`` are left out, and so are those that are unchanged since they got their stamp.
-    ``unsent``: name of a file that could not be sent → why.
-    """
+    """A tar of new files of the run folder: not written after ``until_s``, and not unchanged since they got a stamp."""
 
     def __init__(self, run_dir: str, until_s: float | None, stamps: Stamps) -> None:
         self.run_dir, self.until_s, self.stamps = run_dir, until_s, stamps
-        self.unsent: dict[str, str] = {}
+        self.unsent: dict[str, str] = {}  # file that could not be sent → why
 
     def send(self, patterns: Sequence[str], stream: BinaryIO) -> None:
         """Write the tar. Raises OSError: the connection is closed, or a file became shorter meanwhile."""
-        # dereference: of hard links too, each one has the whole content
+        # dereference: soft and hard links are sent as files with the whole content
         with tarfile.open(fileobj=stream, mode="w|", dereference=True) as tar:
             for pattern in patterns:
                 for path in matching(self.run_dir, pattern):
@@ -104,10 +100,7 @@ class RunArchive:
         return self.stamps.get(name) != [status.st_size, status.st_mtime_ns]
 
     def _below(self, name: str) -> Iterator[tuple[str, bool]]:
-        """Yield (name, is a folder) for ``name`` and all below it; note in ``unsent`` what can't be sent.
-
-        A link to a folder is left out. Links in a working directory may lead anywhere; ``_is_wanted`` leaves them out.
-        """
+        """Yield (name, is a folder) for ``name`` and all below, except below links; note what can't be sent."""
         path = os.path.join(self.run_dir, name)
         try:
             is_link, mode = os.path.islink(path), os.stat(path).st_mode

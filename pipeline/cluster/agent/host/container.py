@@ -96,10 +96,7 @@ def this_login() -> Login:
 
 # ------------------------------------------------------------------------------------------------------------ the image
 def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) -> Container:
-    """Return the container for an image: a name that podman or docker knows, or a file of apptainer (``*.sif``).
-
-    Raises SystemExit: the host has no such image, or no engine.
-    """
+    """Return the container of an image: a name that podman or docker knows, or apptainer's file. Raises SystemExit."""
     if not LINUX:
         raise SystemExit(f"is no Linux, and the ranks' container shares its process ids (cluster.container={name})")
     if name.endswith(".sif"):
@@ -218,14 +215,11 @@ def begin(container: Container, node: NodeStart, env: dict[str, str], output: in
 
 
 def first_process(mark: str) -> int | None:
-    """Return the process that the engine started for the run with this mark; None: there is none yet.
-
-    Of all marked processes, its parent is the only one without the mark.
-    """
+    """Return the process that the engine started for the run with this mark; None: there is none yet."""
     pids = find_processes(mark)
     for pid in sorted(pids):
         with contextlib.suppress(OSError):
-            if int(stat_fields(pid)[1]) not in pids:
+            if int(stat_fields(pid)[1]) not in pids:  # its parent, the engine, has no mark
                 return pid
     return None
 
@@ -236,9 +230,6 @@ def exit_code(code: int) -> int:
 
 
 def not_started(container: Container, code: int, first: int | None) -> str:
-    """Return the error of an engine that started no container; '' if ``code`` is that of the program in it.
-
-    ``first``: process id of the container's first process, if there was one.
-    """
+    """Return the error of an engine that started no container; '' if it did. ``first``: pid of its first process."""
     engine = os.path.basename(container.engine)
     return f"{engine} started no container (exit code {code})" if first is None and code in _NOT_STARTED else ""

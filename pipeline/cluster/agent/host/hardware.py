@@ -1,7 +1,4 @@
-"""Find CPUs, GPUs, memory and limits of this host, as its login may use them.
-
-The probe calls these functions on hosts, and the controller calls some of them for its own computer.
-"""
+"""CPUs, GPUs, memory and limits of this login. The probe calls these functions, and the controller does for itself."""
 
 from __future__ import annotations
 

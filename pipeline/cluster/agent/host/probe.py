@@ -40,7 +40,6 @@ def probe(request: ProbeRequest) -> None:
 def facts(request: ProbeRequest) -> HostFacts:
     """Return this host's facts. Raises SystemExit: it has no container image, or no folder that can be written to."""
     began = time.time()
-    # these two go on in the background
     if request.warm is not None:
         warm_up(request.env_passed, request.warm)
     own_name = OwnNameLookup()

@@ -216,10 +216,7 @@ def unresolved(error: Exception) -> str:
 
 
 def open_listeners(address: str, port: int) -> list[socket.socket]:
-    """Listen at the node's address, or at all of its addresses if it has no such one (NAT).
-
-    Raises OSError: the port is taken.
-    """
+    """Listen at the node's address, or at all addresses if it has no such one (NAT). Raises OSError: taken port."""
     try:
         return bind_listeners(address, port)
     except (OSError, UnicodeError) as error:

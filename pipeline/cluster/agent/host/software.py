@@ -34,10 +34,7 @@ def torch_versions() -> tuple[str | None, str | None]:
 
 
 def packages(named: Sequence[str]) -> dict[str, str]:
-    """Return package → version, from the names of metadata folders.
-
-    The version of a package in ``named`` that was installed from a folder or repository is followed by its digest.
-    """
+    """Return package → version, by the names of metadata folders; for packages in ``named`` with ``content_digest``."""
     versions: dict[str, str] = {}
     wanted = {normal(name) for name in named}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
@@ -88,10 +85,7 @@ def modules(names: Sequence[str], python_path: Sequence[str]) -> dict[str, str]:
 
 
 def is_installed(entry: str) -> bool:
-    """Return whether an entry of sys.path holds installed packages.
-
-    Ranks import from nowhere else but their snapshot: trainers/entry.py removes the other entries there.
-    """
+    """Return whether an entry of sys.path holds installed packages; ranks drop the others (trainers/entry.py)."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     path = os.path.realpath(entry)

@@ -1,7 +1,4 @@
-"""Measure the load of this node (processor, memory, network, disk, GPUs), from /proc and nvidia-smi.
-
-Heartbeats carry the load, once every few seconds. The probe asks nvidia-smi for more: errors, throttling, users.
-"""
+"""Measure a node's load for heartbeats (processor, memory, network, disk, GPUs), and run nvidia-smi for the probe."""
 
 from __future__ import annotations
 

@@ -16,21 +16,8 @@ import struct
 import time
 from typing import NamedTuple
 
-from trainers.contract import run_folder
-from trainers.contract.beats import (
-    CELLS,
-    FILE,
-    FLIGHT_DUMP,
-    FLIGHT_PIPE,
-    STACKS,
-    STACKS_SIGNAL,
-    Collectives,
-    NodeExamination,
-    Phase,
-    RankBeat,
-    RankExamination,
-    Socket,
-)
+from trainers.contract import beats, run_folder
+from trainers.contract.beats import Collectives, NodeExamination, Phase, RankBeat, RankExamination, Socket
 
 from ..node import RANK_OUTPUTS, read_text
 from ..requests import ExamineOrder, NodeStart
@@ -59,17 +46,17 @@ def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
         peers = tuple((f"{host}:{port}", _try_ssh_server(host, port)) for host, port in order.peers)
         return NodeExamination(host=node.host, peers=peers)
     # first request everything that ranks have to write themselves, then give all of them the same time for it
-    beats = read_beats(node)
+    folders_and_beats = read_beats(node)
     _stacks_at[0] = time.monotonic()
-    cpu_before_s = [_state_and_cpu_s(beat.pid)[1] for _, beat in beats]
-    stacks_bytes = [_request_stacks(folder, beat) if order.with_stacks else None for folder, beat in beats]
-    dumps = [request_dump(folder, beat.rank) if order.with_stacks else None for folder, beat in beats]
+    cpu_before_s = [_state_and_cpu_s(beat.pid)[1] for _, beat in folders_and_beats]
+    stacks_bytes = [_request_stacks(folder, beat) if order.with_stacks else None for folder, beat in folders_and_beats]
+    dumps = [request_dump(folder, beat.rank) if order.with_stacks else None for folder, beat in folders_and_beats]
     dumps_until = time.monotonic() + DUMP_S
     time.sleep(WINDOW_S)
     _stacks_at[0] = time.monotonic()
     ranks = [
         _examine_rank(folder, beat, cpu_before_s[number], stacks_bytes[number])
-        for number, (folder, beat) in enumerate(beats)
+        for number, (folder, beat) in enumerate(folders_and_beats)
     ]
     # a stopped rank explains the hang already, and would let this wait for its dump in vain
     if not any(rank.state in _STOPPED for rank in ranks):
@@ -88,7 +75,7 @@ def _examine_rank(folder: str, beat: RankBeat, cpu_before_s: float, stacks_bytes
     stopped_pid = _stopped_around(pid)
     if stopped_pid is not None:
         state, beat = _STOPPED[0], beat._replace(pid=stopped_pid)
-    stack = _innermost_frames(os.path.join(folder, STACKS), stacks_bytes) if stacks_bytes is not None else []
+    stack = _innermost_frames(os.path.join(folder, beats.STACKS), stacks_bytes) if stacks_bytes is not None else []
     return RankExamination(
         beat=beat,
         host="",
@@ -119,11 +106,11 @@ def _stopped_around(pid: int) -> int | None:
 def _request_stacks(folder: str, beat: RankBeat) -> int | None:
     """Ask the rank for its stacks. Return where they will begin in its file (bytes); None: it can't write them."""
     try:
-        size = os.path.getsize(os.path.join(folder, STACKS))
+        size = os.path.getsize(os.path.join(folder, beats.STACKS))
         # without a handler the signal would end the rank. SigCgt: a mask in which bit 0 is signal 1
         caught = re.search(r"^SigCgt:\s*(\w+)", read_text(f"/proc/{beat.pid}/status"), re.MULTILINE)
-        if not LINUX or (caught is not None and int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1):
-            os.kill(beat.pid, STACKS_SIGNAL)
+        if not LINUX or (caught is not None and int(caught[1], 16) >> (beats.STACKS_SIGNAL - 1) & 1):
+            os.kill(beat.pid, beats.STACKS_SIGNAL)
             return size
     except OSError:
         pass
@@ -177,12 +164,13 @@ def _try_ssh_server(address: str, port: int) -> str:
 
 def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
     """Return (folder of the rank's files, heartbeat) of each rank whose process lives."""
-    beats = []
+    found = []
     ranks = os.path.join(glob.escape(node.state_dir), "ranks/*/attempt_*/*")
-    for path in sorted(glob.glob(os.path.join(ranks, FILE))):
+    for path in sorted(glob.glob(os.path.join(ranks, beats.FILE))):
         with contextlib.suppress(OSError, struct.error, ValueError):
             with open(path, "rb") as file:
-                pid, step, phase, moves, since_ns, collectives, own_ns, _ = CELLS.unpack(file.read(CELLS.size))
+                numbers = beats.CELLS.unpack(file.read(beats.CELLS.size))
+            pid, step, phase, moves, since_ns, collectives, own_ns, _ = numbers
             folder = os.path.dirname(path)
             beat = RankBeat(
                 rank=node.first_rank + int(os.path.basename(folder)),
@@ -194,8 +182,8 @@ def read_beats(node: NodeStart) -> list[tuple[str, RankBeat]]:
                 collectives=collectives,
                 own_s=round(own_ns / 1e9, 3),
             )
-            beats.append((folder, beat))
-    return beats
+            found.append((folder, beat))
+    return found
 
 
 class RankBeats:
@@ -211,11 +199,9 @@ class RankBeats:
         self._sizes: dict[str, int] = {}  # of files that grow when a rank prints
 
     def read(self) -> list[RankBeat]:
-        beats = [beat for _, beat in read_beats(self._node)]
-        has_printed = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in beats) and self._has_printed()
-        return [
-            self._script_beat(beat, has_printed) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in beats
-        ]
+        new = [beat for _, beat in read_beats(self._node)]
+        has_printed = any(beat.phase == Phase.RUNNING_A_SCRIPT for beat in new) and self._has_printed()
+        return [self._script_beat(beat, has_printed) if beat.phase == Phase.RUNNING_A_SCRIPT else beat for beat in new]
 
     def _script_beat(self, beat: RankBeat, has_printed: bool) -> RankBeat:
         """Fill in ``moves`` and ``for_s`` of a script's rank by comparing its work with the previous sample."""
@@ -300,11 +286,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def request_dump(folder: str, rank: int) -> str | None:
-    """Ask a rank for a dump of torch's flight recorder, which counts its NCCL collectives.
-
-    Return the path that the dump will have; None: the rank has no flight recorder. ``folder``: the rank's files.
-    """
-    pipe, dump = (os.path.join(folder, name) for name in (f"{FLIGHT_PIPE}{rank}.pipe", f"{FLIGHT_DUMP}{rank}"))
+    """Ask a rank for a dump of torch's flight recorder, which counts NCCL collectives; return its path (None: none)."""
+    pipe = os.path.join(folder, f"{beats.FLIGHT_PIPE}{rank}.pipe")
+    dump = os.path.join(folder, f"{beats.FLIGHT_DUMP}{rank}")
     with contextlib.suppress(OSError):
         os.unlink(dump)
     try:

@@ -64,10 +64,7 @@ class Controller:
         self.examinations: list[NodeExamination] = []  # complete ones, to be sent
 
     def listen(self) -> None:
-        """Read lines from stdin. Each renews the lease; ``stop``, ``prune`` and ``examine {order}`` are also orders.
-
-        ``prune`` asks rank 0 to end the run at the next epoch, as the sweep gives this trial up.
-        """
+        """Read stdin. Each line renews the lease; orders: ``stop``, ``prune`` (end after this epoch), ``examine …``."""
         lease = os.path.join(self.node.state_dir, "lease")
         touch(lease)
         touch(os.path.join(self.node.state_dir, "attached"))

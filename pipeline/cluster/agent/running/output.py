@@ -29,26 +29,19 @@ _SCRIPT_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  #
 
 
 class NodeOutput:
-    """Merges the files of this node's ranks into ``log``: lines ``RANK | text``, and ``- | text`` of torchrun.
-
-    It also notes what torchrun prints about the ends of ranks: ``exits`` by local rank; ``script_code``, the exit code
-    of a script without torchrun (0: unknown); ``last_lines``.
-    """
+    """Merges the files of this node's ranks into ``log``: lines ``RANK | text``, and ``- | text`` of torchrun."""
 
     def __init__(self, node: NodeStart, rules: Rules, early_exits: EarlyExits) -> None:
         self._node, self._rules, self._early_exits = node, rules, early_exits
         self.torchrun_log = os.path.join(node.state_dir, "torchrun.log")
         self._torchrun_tail = Tail(self.torchrun_log, rules)
         self._rank_tails: dict[str, tuple[int, Tail]] = {}  # output file → rank and its new lines
-        self.last_lines: list[str] = []
-        self.exits: dict[int, RankExit] = {}
-        self.script_code = 0
+        self.last_lines: list[str] = []  # of torchrun
+        self.exits: dict[int, RankExit] = {}  # by local rank, as torchrun reports them
+        self.script_code = 0  # exit code of a script without torchrun; 0: unknown
 
     def merge(self, own_lines: list[str], *, last: bool = False) -> bool:
-        """Append new output to the log, and return whether there was any. ``last``: also unfinished lines.
-
-        ``own_lines`` are lines of the agent itself. Raises OSError.
-        """
+        """Append new output and lines of the agent's own to the log; return whether there were any. Raises OSError."""
         # each rank has two files, stdout and stderr, which torchrun creates some time after its start
         if len(self._rank_tails) < 2 * self._node.nproc_per_node or last:
             self._find_rank_outputs()
@@ -82,10 +75,7 @@ class NodeOutput:
 
 
 class Rules:
-    """The rules for masking secrets: pairs of a pattern and the text to show in its place.
-
-    ``longest_bytes``: no secret is longer, as a pattern spells out all values of variables; 0 without rules.
-    """
+    """The rules (pattern, text to show) for masking secrets, of which none is longer than ``longest_bytes``."""
 
     def __init__(self, rules: Iterable[tuple[str, str]] = ()) -> None:
         self._rules = [(re.compile(pattern), shown) for pattern, shown in rules]
@@ -117,10 +107,7 @@ class Rules:
 
 
 class Tail:
-    """Reads a growing file as complete lines with secrets masked.
-
-    ``shows_bars``: return the state of a progress bar each ``BAR_S``, because its line may take hours to end.
-    """
+    """Reads a growing file as complete masked lines. ``shows_bars``: and each ``BAR_S`` the state of a progress bar."""
 
     def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
         self.path = path

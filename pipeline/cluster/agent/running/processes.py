@@ -28,10 +28,7 @@ _REMOVE_S = 20.0  # for an engine to end and remove a container
 
 
 def start_time(pid: int) -> str | None:
-    """Return when process ``pid`` started; None: it doesn't exist, or is a zombie.
-
-    The text has the system's form. It is only compared, because the same number may be given to another process later.
-    """
+    """Return when ``pid`` started, as a text to compare, since pids are reused; None: no such process, or a zombie."""
     if LINUX:
         try:
             fields = stat_fields(pid)
@@ -45,12 +42,9 @@ def start_time(pid: int) -> str | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on: 0 state, 1 parent, 3 session, 4 terminal, 19 start time.
-
-    The two fields before are left out, as the program's name may hold spaces and brackets. Raises OSError.
-    """
+    """Return the fields of /proc/PID/stat: 0 state, 1 parent, 3 session, 4 terminal, 19 start time. Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
+        return file.read().rpartition(")")[2].split()  # behind (NAME), which may hold spaces and brackets
 
 
 def process_state(pid: int) -> str:
@@ -96,10 +90,7 @@ def ip_address(text: str) -> str:
 
 
 class Orphans:
-    """Makes this process the parent of orphaned descendants.
-
-    They may have neither the mark nor the session of the run, and are found as children of this process instead.
-    """
+    """Makes this process the parent of orphaned descendants, which may have neither mark nor session of the run."""
 
     adopter: int | None = None  # this process's id, once it adopts orphans
 
@@ -162,8 +153,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
     # an adopted orphan is a child of this process in another session
     if Orphans.adopter == os.getpid():
         pids.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own_session)
-    # add all descendants
-    parents = [*pids]
+    parents = [*pids]  # their descendants are added next
     while parents:
         new = [pid for pid in children.get(parents.pop(), []) if pid not in pids and pid != os.getpid()]
         pids.update(new)
@@ -174,10 +164,7 @@ def find_processes(mark: str, state_dir: str = "") -> set[int]:
 
 
 def writes_in(pid: int, folders: list[str]) -> bool:
-    """Return whether a process has a file below ``folders`` open for writing.
-
-    Raises OSError: it has ended, or is another user's.
-    """
+    """Return whether a process has a file below ``folders`` open for writing. Raises OSError, as ``open_files``."""
     roots = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for number, target in open_files(pid):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -200,10 +187,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def works_in(folders: list[str]) -> dict[int, str]:
-    """Return process id → command of processes with their working directory in ``folders``, or files open to write.
-
-    Processes with a terminal are left out, as a user may look around there. Empty on other systems than Linux.
-    """
+    """Return id → command of processes with a working directory or a file open for writing in ``folders`` (Linux)."""
     pids: set[int] = set()
     roots = tuple(f"{os.path.realpath(folder)}/" for folder in folders)
     for name in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
@@ -211,7 +195,7 @@ def works_in(folders: list[str]) -> dict[int, str]:
         with contextlib.suppress(OSError):
             fields = stat_fields(pid)
             is_dead, has_terminal = fields[0] in "ZX", fields[4] != "0"
-            if is_dead or has_terminal or pid == os.getpid():
+            if is_dead or has_terminal or pid == os.getpid():  # at a terminal, a user may just look around there
                 continue
             if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(roots) or writes_in(pid, folders):
                 pids.add(pid)
@@ -257,14 +241,11 @@ def remove_container(engine: str, name: str) -> None:
 
 
 def end_tree(mark: str, grace_s: float, state_dir: str = "", signalled: set[int] | None = None) -> bool:
-    """End a run's processes: TERM, after ``grace_s`` KILL. Return whether all have ended.
-
-    Processes in ``signalled`` get no TERM, as they got one before. The processes that get one are added to the set.
-    """
+    """End a run's processes: TERM (not to those in ``signalled``), after ``grace_s`` KILL; return whether all ended."""
     signalled = set() if signalled is None else signalled
     alive = find_processes(mark, state_dir)
     send_all(alive - signalled, signal.SIGTERM)
-    signalled |= alive
+    signalled |= alive  # for the caller: these need no TERM again
     deadline = time.monotonic() + grace_s
     while alive and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -66,11 +66,7 @@ def rank_failures(
 ) -> list[RankFailure]:
     """Return each rank's own error, the earliest first.
 
-    Args:
-        first_rank: the global rank of local rank 0.
-        exits: known ends by local rank.
-        ended_by_agent: the agent has ended the ranks, so what they printed about that is no error.
-        script_code: exit code of a script that ran without torchrun; 0 if unknown.
+    ``exits``: known ends by local rank. ``script_code``: of a script that ran without torchrun; 0: unknown.
     """
     failures: dict[int, RankFailure] = {}
     folders = os.path.join(glob.escape(state_dir), "ranks/*/attempt_*/*")
@@ -78,7 +74,7 @@ def rank_failures(
         local_rank = int(os.path.basename(os.path.dirname(folder)))
         rank, rank_exit = first_rank + local_rank, exits.get(local_rank)
         failure = recorded_error(os.path.join(folder, "error.json"), rank)
-        if failure is None and (rank_exit is not None or not ended_by_agent):
+        if failure is None and (rank_exit is not None or not ended_by_agent):  # else it printed that it was ended
             failure = printed_error(os.path.join(folder, "stderr.log"), rank, rank_exit, script_code=script_code)
         if failure is not None:
             failures[rank] = failure
@@ -220,12 +216,11 @@ def masked_and_cut(failure: RankFailure, hide: Callable[[str], str]) -> RankFail
 class EarlyExits:
     """Finds ranks that ended by themselves before the run was over, such as by ``os._exit``.
 
-    A rank has a file (``RUNNING``) until its good end. A file whose process is gone is an early end, unless torchrun
-    or the agent has ended that process. ``state``: the node's state folder.
+    Such a rank leaves its file ``RUNNING`` behind, and neither torchrun nor the agent has ended its process.
     """
 
-    def __init__(self, state: str) -> None:
-        self._pattern = os.path.join(glob.escape(state), f"ranks/*/attempt_*/*/{RUNNING}*")
+    def __init__(self, state_dir: str) -> None:
+        self._pattern = os.path.join(glob.escape(state_dir), f"ranks/*/attempt_*/*/{RUNNING}*")
         self._ended_by_others: set[int] = set()  # process ids
         self._codes: dict[int, int] = {}  # process id → exit code, as torchrun reports it
         self._begun: set[int] | None = None  # processes of ranks that had begun when all were ended; None: not yet

@@ -27,10 +27,7 @@ def is_alive(entry: RegistryEntry) -> bool:
 
 
 class Registry:
-    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS).
-
-    A tombstone is a file that refuses a start whose command was given up while the start request was on its way.
-    """
+    """The registered supervisors of this node, in a folder that other nodes may share (homes on NFS)."""
 
     def __init__(self, folder: str, access: Access) -> None:
         self.folder, self.identity = os.path.expanduser(folder), identity(access)
@@ -39,6 +36,7 @@ class Registry:
         return os.path.join(self.folder, f"{run_id}.{node_rank}.json")
 
     def tombstone_path(self, run_id: str) -> str:
+        """Return the path of the file that refuses a start, which may still be on its way when it is given up."""
         return os.path.join(self.folder, f"{run_id}.tombstone")
 
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
@@ -98,10 +96,8 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
 
 
 def possible_remains(entry: RegistryEntry) -> dict[int, str]:
-    """Return process id → command of processes without the mark that work in a dead supervisor's folders.
-
-    They may be detached children of the ranks. Nothing proves that, so messages name them, and nothing ends them.
-    """
+    """Return process id → command of processes without the mark that work in a dead supervisor's folders."""
+    # they may be detached children of the ranks; nothing proves that, so messages name them, and nothing ends them
     names = ("checkpoints", "outputs", "work")
     return works_in([os.path.join(entry.run_dir, name) for name in names]) if entry.run_dir else {}
 

@@ -88,10 +88,7 @@ def fork_supervisor(request: StartRequest, node: NodeStart, claim: Claim | None)
 
 
 def supervise(request: StartRequest, node: NodeStart, answer_fd: int, claim: Claim | None) -> None:
-    """Be the supervisor until the start has ended; never returns.
-
-    Write to ``answer_fd`` that torchrun was started, or why not.
-    """
+    """Be the supervisor until the start has ended; never returns. Tell ``answer_fd`` whether torchrun was started."""
     code = 1
     try:
         # ssh ends only when nobody holds its pipes any more

@@ -1,8 +1,7 @@
 """The supervisor: the process on a node that starts torchrun, and stays until all ranks of the node have ended.
 
-It runs detached from the controller, whose connection may break. Others learn of it through files in the node's state
-folder: ``log`` (the ranks' output), ``beat`` (the supervisor lives) and at last ``exit.json`` (how the start ended).
-The other way, the file ``lease`` shows that a controller still follows the run.
+It runs detached from the controller, and talks by files in the node's state folder. It writes ``log`` (the ranks'
+output), ``beat`` (it lives) and ``exit.json`` (how the start ended). ``lease`` shows that a controller follows the run.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, watches the lease, ends all processes, and writes exit.json.
 
-    First call ``begin``, which starts torchrun. If that succeeded, call ``run``, which returns after the end of every
-    process of the start.
+    Call ``begin``, and if that could start torchrun, ``run``, which returns after the end of every process.
     """
 
     def __init__(self, request: StartRequest, node: NodeStart) -> None:
@@ -232,13 +230,9 @@ class Supervisor:
         self.early_before = early
 
     def watch_peers(self) -> None:
-        """End the run if this node is cut off: no heartbeats come, and no other node answers any more.
-
-        The node needn't wait for the end of its lease then: its ranks can't go on without the others.
-        """
-        # meanwhile the other nodes are being started
+        """End the run, as its ranks can't go on, if no heartbeats come and no other node answers any more."""
         until = time.monotonic() + BEAT_STALE_S
-        while not os.path.exists(self.path("attached")) and time.monotonic() < until:
+        while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
             time.sleep(POLL_S)
         peers, beats = peers_of(self.node, self.request.nodes), Silence(self.path("lease"))
         was_reached, misses = False, 0
@@ -279,10 +273,7 @@ class Supervisor:
         self.end_at = now + TERM_GRACE_S + 3  # the next try, if torchrun still lives then
 
     def signalled_by_others(self, root: int) -> set[int]:
-        """Return the processes of a script that get TERM from another process, and must not get it twice.
-
-        The script's parent signals torchrun (or the script), and torchrun signals the ranks.
-        """
+        """Return the processes that get TERM from a script's parent (torchrun, the script) or from torchrun (ranks)."""
         if not self.is_script:
             return set()
         below = children_of(root)
