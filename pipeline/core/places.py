@@ -29,7 +29,7 @@ REPRODUCTIONS = ".reproduced"
 
 def enclosing(folder: Path) -> Path | None:
     """Return the clone or project that contains ``folder``, or None."""
-    return next((place for place in (folder, *folder.parents) if is_clone(place) or _is_project(place)), None)
+    return next((path for path in (folder, *folder.parents) if is_clone(path) or _is_project(path)), None)
 
 
 def is_clone(folder: Path) -> bool:

@@ -28,8 +28,8 @@ def columns(text: str) -> int:
     """Return the width in terminal columns: two for a Chinese character, none for a combining accent."""
     if text.isascii():
         return len(text)
-    taken: int = _cells().cell_len(text)
-    return taken
+    width: int = _cells().cell_len(text)
+    return width
 
 
 def padded(text: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""Extract files and folders from an untrusted tar stream: from a host, an archive or a download.
+"""Extract files and folders from an untrusted tar stream, which a host has sent or a run's archive contains.
 
 tarfile trusts the headers. Here sizes and numbers are limited, and links, devices, absolute names, ``..`` and repeated
 names are refused.

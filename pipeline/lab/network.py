@@ -280,8 +280,8 @@ def connect(lab: Lab) -> None:
         inside = ["link set lo up", f"link set eth0 address {_hardware(host)}"]
         inside += [f"addr add {host.address}/24 dev eth0", "link set eth0 up"]
         if len(lab.hosts) > _MOST_LEARNED:
-            others = [other for other in lab.hosts if other != host]
-            inside += [f"neigh add {one.address} lladdr {_hardware(one)} dev eth0 nud permanent" for one in others]
+            entries = ((other.address, _hardware(other)) for other in lab.hosts if other != host)
+            inside += [f"neigh add {address} lladdr {hardware} dev eth0 nud permanent" for address, hardware in entries]
         command("ip", "-n", host.namespace, "-batch", "-", stdin="\n".join(inside))
 
 

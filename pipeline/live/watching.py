@@ -141,7 +141,7 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
     rows, _ = ranks.read(attempt)
     usages = ranks.usages(attempt)
     for host in dict.fromkeys([*(row.host for row in rows), *usages]):
-        here = tuple(
+        rank_beats = tuple(
             RankBeat(
                 rank=row.rank, pid=0, step=row.step, phase=row.phase, moves=0, for_s=row.for_s, collectives=0,
                 own_s=row.own_s,
@@ -149,7 +149,7 @@ def beats(attempt: Path) -> Iterator[NodeBeat]:
             for row in rows
             if row.host == host
         )  # fmt: skip
-        yield NodeBeat(host=host, ranks=here, usage=usages.get(host))
+        yield NodeBeat(host=host, ranks=rank_beats, usage=usages.get(host))
 
 
 # -------------------------------------------------------------------------------------------- a sweep

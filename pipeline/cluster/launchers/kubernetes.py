@@ -216,9 +216,10 @@ def _trainjob(cluster: Cluster, template: Object) -> Object:
 
 
 def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
+    """Return the template of a job's pods. ``name``: of the job. ``folder``: the job's folder on the volume."""
     settings = _settings(cluster)
     uid = os.getuid() if settings.run_as_user is None else settings.run_as_user
-    chosen = {
+    optional_fields = {
         "serviceAccountName": settings.service_account,
         "nodeSelector": dict(settings.node_selector),
         "tolerations": [dict(item) for item in settings.tolerations],
@@ -228,7 +229,7 @@ def _pod_template(cluster: Cluster, name: str, folder: Path) -> Object:
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,  # nothing in the pod speaks to the API
         "terminationGracePeriodSeconds": _GRACE_S,
-        **{field_name: value for field_name, value in chosen.items() if value},
+        **{field_name: value for field_name, value in optional_fields.items() if value},
         "securityContext": {
             "runAsNonRoot": uid != 0,
             "runAsUser": uid,

@@ -75,8 +75,8 @@ class Api:
         self.kind: Kind = KINDS[kind]
         self._context, self._timeout = context, (connect_s, _READ_S)
         self._library = _kubernetes()
-        client, own = _connected(self._library.client, self._library.config, context)
-        self.namespace = namespace or own
+        client, default_namespace = _connected(self._library.client, self._library.config, context)
+        self.namespace = namespace or default_namespace
         self._core, self._custom = self._library.client.CoreV1Api(client), self._library.client.CustomObjectsApi(client)
         self._server = client.configuration.host
         self._jobs_path = (self.kind.group, self.kind.version, self.namespace, self.kind.plural)
@@ -203,9 +203,9 @@ def _connected(client: Any, config: Any, context: str | None) -> tuple[Any, str]
             hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
         )
     config.load_incluster_config(client_configuration=settings)
-    namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of the pod around this process
-    own = namespace.read_text(encoding="utf-8").strip() if namespace.is_file() else "default"
-    return client.ApiClient(settings), own
+    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # of the pod around this process
+    namespace = file.read_text(encoding="utf-8").strip() if file.is_file() else "default"
+    return client.ApiClient(settings), namespace
 
 
 def _load(config: Any, files: str, context: str | None, settings: Any) -> str:
@@ -368,7 +368,7 @@ def pod_of(shown: Mapping[str, Any]) -> Pod:
     waits += [row for row in [rows.get(("PodScheduled", "False"))] if row]
     # a failed pod has a reason only if the cluster ended it: Evicted, Preempting, NodeShutdown, NodeLost, …
     is_taken = status.get("phase") == "Failed" and status.get("reason")
-    taken = rows.get(("DisruptionTarget", "True")) or (status if is_taken else {})
+    why_taken = rows.get(("DisruptionTarget", "True")) or (status if is_taken else {})
     # the last container that ended, now or before the kubelet restarted it
     ends = [(state.get(name) or {}).get("terminated") for state in reversed(states) for name in ("state", "lastState")]
     terminated: Mapping[str, Any] = next(filter(None, ends), {})
@@ -381,12 +381,13 @@ def pod_of(shown: Mapping[str, Any]) -> Pod:
         end_reason=terminated.get("reason") or "",
         code=int(terminated.get("exitCode") or 0),
         last_words=(terminated.get("message") or "").strip(),
-        taken=_words(taken),
+        taken=_words(why_taken),
         leaving=bool(meta.get("deletionTimestamp")),
     )
 
 
 def _words(state: Mapping[str, Any]) -> str:
+    """Return ``reason: message`` of a state or condition in the API."""
     reason, message = state.get("reason") or "", printable(" ".join((state.get("message") or "").split()))
     return f"{reason}: {message}" if reason and message else reason or message
 

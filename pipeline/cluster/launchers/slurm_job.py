@@ -316,7 +316,7 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
     suspended = f"{job.title} is suspended by Slurm, and the run waits for it; {advice}"
     has_nodes = now.state in ("RUNNING", "SUSPENDED") and now.restarts == job.restart
     output = job.folder.output(job.printed_bytes)
-    taken = [f"was taken away: {job.title} is {now.state or 'over'}", *slurm_errors(output)]
+    why_taken = [f"was taken away: {job.title} is {now.state or 'over'}", *slurm_errors(output)]
     return SlurmState(
         words=words,
         phase=now.state,
@@ -328,7 +328,7 @@ def state_of(job: GrantedJob, now: ShownJob, place: str, before: JobState | None
         is_idle=now.restarts > job.restart or now.state not in ("RUNNING", "COMPLETING"),
         is_settled=now.state != "COMPLETING",
         why_halted=suspended if now.state == "SUSPENDED" else "",
-        why_gone="" if has_nodes else "; ".join(taken),
+        why_gone="" if has_nodes else "; ".join(why_taken),
         remains="" if now.ended else f"it is {now.state}; {job.end_command}",
         outcome=why_it_ended(job.restart, now, output),
         error=_ended_early(job, now, output) if now.ended and not job.is_started else None,

@@ -1,7 +1,8 @@
-"""Check that every host of a cluster can take part in a run, without starting one: `doit preflight`, and each start.
+"""Check that every host of a cluster can take part in a run, without starting anything there.
 
-``examine`` probes the hosts and makes all checks. ``judge`` makes those that need nothing but the facts that a probe
-has reported (pure). ``occupied`` finds other users of the hosts. docs/troubleshooting.md explains each check.
+`doit preflight` calls ``examine``, which probes the hosts and makes all checks. Each start has probed the hosts itself
+and calls ``judge``, the checks of the probe's facts (pure), and ``occupied``, which finds other users of the hosts.
+docs/troubleshooting.md explains each check.
 """
 
 from __future__ import annotations

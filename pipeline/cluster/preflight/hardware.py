@@ -342,8 +342,8 @@ def _gpus(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[Check]:
     models = {host: _models(visible) for host, visible in gpus.items() if visible}
     yield from compared("GPU model", models, state=State.WARNING, hint="the slowest GPU sets the pace of all")
     sizes = {host: [gpu.memory_mib for gpu in visible if gpu.memory_mib] for host, visible in gpus.items()}
-    least = {host: f"{min(visible)} MiB" for host, visible in sizes.items() if visible}
-    yield from compared("GPU memory", least, state=State.WARNING, hint="the smallest memory limits the batch of all")
+    smallest = {host: f"{min(mib)} MiB" for host, mib in sizes.items() if mib}
+    yield from compared("GPU memory", smallest, state=State.WARNING, hint="the smallest memory limits the batch of all")
     for host, visible in gpus.items():
         for gpu in visible:
             yield from _gpu(host, gpu)
