@@ -131,7 +131,7 @@ def run_verb(verb: str, words: Sequence[str], *, quiet: bool = False) -> Any:
     typed = [words[0], "--json", *words[1:]] if starts_script else [*words, "json=1"]
     argv = [sys.executable, "-m", "pipeline.cli.main", verb, *typed]
     with Path(os.devnull).open("rb") as nothing:
-        child = process.stream(argv, stdin=nothing, env=process.of_this_clone())
+        child = process.stream(argv, stdin=nothing, env=process.child_environment())
     assert child.stdout is not None
     assert child.stderr is not None
     progress = threads.start(_print_progress, child.stderr, quiet, name="progress", on_error=lambda _: None)

@@ -88,7 +88,7 @@ def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
     Raises PacelineError: it can't be started, or failed at once.
     """
     log = runs_dir / _LOGS / f"{name}.log"
-    env = process.of_this_clone({invocation.STARTED_IN: str(invocation.typed_in())})
+    env = process.child_environment({invocation.STARTED_IN: str(invocation.typed_in())})
     words = [word for word in sys.argv[1:] if not _DETACH.fullmatch(word)]
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

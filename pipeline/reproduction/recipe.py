@@ -220,7 +220,7 @@ def from_mlflow(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFol
         )
     download = place / "record"
     argv = tracking.fetch_command(run_id, download, uri)
-    done = process.run(argv, env=process.of_this_clone(tracking.recorder_env(uri)), timeout_s=_FETCH_S)
+    done = process.run(argv, env=process.child_environment(tracking.recorder_env(uri)), timeout_s=_FETCH_S)
     if done.code == tracking.NO_SUCH_RUN:
         raise UsageError(
             f"run={run_id}: no such run under {runs_dir}, and {store} knows none either",

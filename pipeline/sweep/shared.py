@@ -223,7 +223,7 @@ class Shared:
                 self._recording = {
                     to: self._worker(
                         tracking.serve_command(to.uri, to.experiment, tracker=to.tracker),
-                        process.of_this_clone(to.env),
+                        process.child_environment(to.env),
                         "recorder.log",
                     )
                     for to in tracking.destinations(vars(run.config.tracking), self._root)

@@ -104,7 +104,7 @@ class DestinationRecorder:
     def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
         to, flags = self.to, {"follow": follow, "check": check}
         argv = tracking.recorder_command(self.run_dir, to.uri, to.experiment, tracker=to.tracker, **flags)
-        return process.background(argv, env=process.of_this_clone(to.env), log=self.log)
+        return process.background(argv, env=process.child_environment(to.env), log=self.log)
 
 
 class Recorder:

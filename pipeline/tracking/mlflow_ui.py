@@ -116,7 +116,7 @@ def _free_port(port: int | None) -> int:
 
 def prepare(uri: str, note: Callable[[str], None]) -> None:
     """Create the schema before the server's processes open the store. Raises PacelineError."""
-    env = process.of_this_clone(recorder_env(uri))
+    env = process.child_environment(recorder_env(uri))
     with waiting(note, f"opening {shown(uri)}"):
         ended = process.run(prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
     if ended.code != 0:

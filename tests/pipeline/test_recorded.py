@@ -80,7 +80,7 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
     assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
     assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
 
-    children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
+    children = SimpleNamespace(run=in_this_process, child_environment=process.child_environment)
     monkeypatch.setattr(recipe, "process", children)
     secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
     back = recipe.from_mlflow(secret, uri, tmp_path / "secret", runs_dir=runs)
@@ -102,7 +102,7 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
+    children = SimpleNamespace(run=in_this_process, child_environment=process.child_environment)
     monkeypatch.setattr(recipe, "process", children)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

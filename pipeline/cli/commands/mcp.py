@@ -119,7 +119,7 @@ async def _run(argv: Sequence[str]) -> dict[str, Any]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=None,  # lines for users: a client keeps a server's stderr as its log
-        env=process.of_this_clone(),
+        env=process.child_environment(),
         start_new_session=True,
     )
     assert child.stdout is not None

@@ -22,7 +22,7 @@ from pipeline.cluster.agent.running.output import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
 from pipeline.cluster.launchers.base import GrantedJob, JobState
-from pipeline.cluster.launchers.transport.answers import log_line, node_end, of_host
+from pipeline.cluster.launchers.transport.answers import log_line, node_end, with_host_label
 from pipeline.cluster.launchers.transport.payload import message, new_token
 from pipeline.core.files import write_atomic
 from pipeline.core.processes import threads
@@ -263,7 +263,7 @@ class JobFollower:
             self._emit(beat.beat._replace(host=node.host))
         examinations = self._folder.examinations(node.node_rank, self._plan.run_id)
         for examination in examinations[self._examined[node.node_rank] :]:
-            self._emit(of_host(node.host, examination))
+            self._emit(with_host_label(node.host, examination))
         self._examined[node.node_rank] = len(examinations)
 
     def _failed(self, why: str) -> None:

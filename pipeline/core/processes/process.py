@@ -90,7 +90,7 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
+def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment and ``added``, for a child that runs ``python -m pipeline.…``.
 
     With it the child imports the same package as this process, whatever its working directory is.

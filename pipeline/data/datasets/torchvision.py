@@ -65,7 +65,7 @@ def load(config: TorchvisionDatasetConfig, work: Workspace) -> ImageSource:
     request = {"name": config.class_name, "root": str(root), "download": config.source is None, "out": str(out)}
     work.report(f"reading torchvision's {config.class_name}", 0, None)
     command = [sys.executable, "-m", _READER, json.dumps(request)]
-    done = process.run(command, env=process.of_this_clone())
+    done = process.run(command, env=process.child_environment())
     if done.code != 0:
         reason = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
         raise DataError(f"dataset.class={config.class_name} can't be read: {reason}", hint="dataset.source=<its root>")

@@ -76,7 +76,7 @@ def torchvision(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
         main(json.loads(argv[-1]))
         return Completed(argv=tuple(argv), code=0, stdout="", stderr="")
 
-    monkeypatch.setattr(module, "process", SimpleNamespace(run=run, of_this_clone=dict))
+    monkeypatch.setattr(module, "process", SimpleNamespace(run=run, child_environment=dict))
     return TorchvisionDatasetConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(root)), val_size=6)
 
 

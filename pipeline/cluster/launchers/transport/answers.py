@@ -122,13 +122,13 @@ def parse_stream(
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]), is_explained=True)
         if "examination" in value:
-            return of_host(host, from_json(NodeExamination, value["examination"]))
+            return with_host_label(host, from_json(NodeExamination, value["examination"]))
         return from_json(NodeBeat, value["beat"])._replace(host=host) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def of_host(host: str, examination: NodeExamination) -> NodeExamination:
+def with_host_label(host: str, examination: NodeExamination) -> NodeExamination:
     """Set the host's label, which the agent doesn't know."""
     return examination._replace(host=host, ranks=tuple(rank._replace(host=host) for rank in examination.ranks))
 
