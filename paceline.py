@@ -69,8 +69,8 @@ def digest(step: int, model: Any, optimizer: Any = None, **inputs: Any) -> None:
         return
     # the model's module has imported it; an import statement here would bring torch into the key of every script
     torch = sys.modules["torch"]
-    tensors = {("inputs", name): item for name, item in inputs.items()}
-    names = {}
+    tensors = {("inputs", name): item for name, item in inputs.items()}  # (kind, name) → tensor
+    names = {}  # parameter → name: the optimizer's state is stored by parameter
     for name, item in model.named_parameters():
         names[item] = name
         if item.grad is not None:
@@ -80,6 +80,7 @@ def digest(step: int, model: Any, optimizer: Any = None, **inputs: Any) -> None:
     for item, state in optimizer.state.items() if optimizer is not None else ():
         held = {key: value for key, value in state.items() if torch.is_tensor(value)}
         tensors.update({("optimizer", f"{names.get(item)} {key}"): value for key, value in held.items()})
+    # one stack and one tolist(): a transfer of each digest by itself would wait for the device each time
     device = next(iter(tensors.values())).device
     row = torch.stack([_digest(torch, item).to(device) for item in tensors.values()]).tolist()
     dist, rows = torch.distributed, [row]
@@ -87,6 +88,7 @@ def digest(step: int, model: Any, optimizer: Any = None, **inputs: Any) -> None:
         rows = [row] * dist.get_world_size()
         dist.all_gather_object(rows, row)
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        # a line with the names of the tensors, then a line per rank
         lines = [{"names": list(tensors)}, *({"step": int(step), "rank": k, "digests": v} for k, v in enumerate(rows))]
         with Path(folder, "digests.jsonl").open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
@@ -138,14 +140,14 @@ def should_stop() -> bool:
 
 
 class _State:
-    term = caught = reported = False
+    term = caught = reported = False  # SIGTERM has come; the handler is installed; the prune was recorded
 
 
 _state = _State()
 
 
 def _catch_term() -> None:
-    """Install a SIGTERM handler that sets the flag, then calls the script's own handler, if any."""
+    """Install, once, a SIGTERM handler that sets the flag and then calls the script's own handler, if any."""
     # Python allows signal handlers to be set in the main thread only
     if _state.caught or threading.current_thread() is not threading.main_thread():
         return
@@ -161,6 +163,7 @@ def _catch_term() -> None:
 
 
 def _number(name: str, value: Any) -> float:
+    """Return the value of the metric ``name`` as a float. Raises TypeError, ValueError."""
     if not name.strip():
         raise ValueError(f"paceline: {name!r} is no name of a metric")
     # item() of a tensor or numpy scalar: float() of a tensor with a gradient warns
@@ -198,8 +201,7 @@ _NOTEBOOK = ("CommandError", "Run", "UsageError", "compare", "plot", "run", "run
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of pipeline.notebook on its first use: scripts in a run have only this file, and that package must
-    not count in their keys."""
+    """Import a name of pipeline.notebook when it is used: a script in a run doesn't have that package in its key."""
     if name not in _NOTEBOOK:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     try:

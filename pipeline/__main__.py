@@ -30,7 +30,7 @@ from omegaconf import DictConfig  # noqa: E402
 
 from pipeline.cli.commands import sweep, train  # noqa: E402
 from pipeline.cli.invocation import Invocation  # noqa: E402
-from pipeline.cli.loader import leave, runs_dir_before_composing, with_options_of  # noqa: E402
+from pipeline.cli.loader import exit_with_error, runs_dir_before_composing, with_options_of  # noqa: E402
 from pipeline.cli.output import outlive_closed_stdout  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import compose as composing  # noqa: E402
@@ -55,7 +55,7 @@ def main(config: DictConfig) -> None:
     masking.on_lost_output(outlive_closed_stdout)
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
-    _or_leave(lambda: train.train_all(session))
+    _call_or_exit(lambda: train.train_all(session))
 
 
 def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
@@ -64,18 +64,15 @@ def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> No
     ``overrides``: the words of each job; ``typed``: the words of the command line, with several values each.
     """
     masking.on_lost_output(outlive_closed_stdout)
-    _or_leave(lambda: sweep.run_jobs(overrides, typed))
+    _call_or_exit(lambda: sweep.run_jobs(overrides, typed))
 
 
-def _or_leave(do: Callable[[], None]) -> None:
-    """Call ``do``; end the command with the message of its error.
-
-    Hydra itself would print a traceback, and would report success after an early ``sys.exit(0)``.
-    """
+def _call_or_exit(do: Callable[[], None]) -> None:
+    """Call ``do``; end the command with the message of its error, where Hydra would print a traceback."""
     try:
         do()
     except (Exception, SystemExit) as error:
-        leave(error)
+        exit_with_error(error)
 
 
 def refuse_another_clone() -> None:
@@ -86,7 +83,7 @@ def refuse_another_clone() -> None:
         places.refuse_other_code(project or places.ROOT)
         places.refuse_hiding_modules(places.ROOT)
     except PacelineError as error:
-        leave(error)
+        exit_with_error(error)
 
 
 def checked_words() -> tuple[str, ...]:
@@ -105,7 +102,7 @@ def checked_words() -> tuple[str, ...]:
         elif typed.composes:
             Session(Invocation(verb="train", overrides=typed.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
-        leave(with_options_of(error, "train"))
+        exit_with_error(with_options_of(error, "train"))
     return typed.words
 
 
@@ -122,8 +119,8 @@ if __name__ == "__main__":
     try:
         main()
     except (BrokenPipeError, masking.OutputError) as error:  # while Hydra itself prints: --cfg all | head
-        leave(error)
+        exit_with_error(error)
     except HydraException as error:  # from --config-name, --config-dir, --multirun, which checked_words doesn't compose
-        leave(explain(error, [*words], lambda _: None))
+        exit_with_error(explain(error, [*words], lambda _: None))
     except ValueError as error:  # flags that exclude each other
-        leave(UsageError(str(error)))
+        exit_with_error(UsageError(str(error)))

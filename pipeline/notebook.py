@@ -176,7 +176,7 @@ def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
     sweeps, options = list[str](), list[str]()
     for name, value in fields.items():
         if isinstance(value, (list, tuple, range)):
-            sweeps += ["--sweep", f"{name}={','.join(map(_text, value))}"]
+            sweeps += ["--sweep", f"{name}={','.join(map(_quote, value))}"]
         elif value is not None and value is not False:
             options += [f"--{name}", *([] if value is True else [str(value)])]
     return [words[0], *sweeps, *words[1:], *options]
@@ -195,9 +195,9 @@ def _overrides(fields: Mapping[str, Any], typed: tuple[str, ...], *, sweeps: boo
             all_fields = all_fields or [str(item["field"]) for item in run_verb("config", words, quiet=True)]
             field = _full_name(field, all_fields)
         if sweeps and isinstance(value, (list, tuple, range)):
-            yield f"{field}={','.join(_text(item) for item in value)}"
+            yield f"{field}={','.join(_quote(item) for item in value)}"
         else:
-            yield f"{field}={_text(value)}"
+            yield f"{field}={_quote(value)}"
 
 
 def _full_name(name: str, fields: list[str]) -> str:
@@ -211,7 +211,7 @@ def _full_name(name: str, fields: list[str]) -> str:
     raise UsageError(f"{name} is the last part of {len(matches)} fields", hint=spelt)
 
 
-def _text(value: Any) -> str:
+def _quote(value: Any) -> str:
     return hydra_value(value) if isinstance(value, str) else hydra_text(value)
 
 
@@ -265,10 +265,7 @@ class Run:
         return table([steps[step] for step in sorted(steps)])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the final weights by name, on the CPU.
-
-        Raises PacelineError: the run isn't finished, is a script's, or its weights aren't those of its result.
-        """
+        """Return the final weights by name, on the CPU. Raises PacelineError: not finished, a script's, or altered."""
         import torch  # needed here alone: a notebook's environment may lack it
 
         folder = self._finished()
@@ -439,7 +436,7 @@ def compare(*runs: Run | str, metric: str | None = None) -> Comparison:
 
     Raises UsageError: no run is chosen, or none has the metric.
     """
-    current, keys = _chosen("compare", runs)
+    current, keys = _session_and_keys("compare", runs)
     groups = choosing.as_configurations(choosing.chosen_runs(current, keys), keys)
     return Comparison(compared(groups, [] if metric is None else [metric]))
 
@@ -457,12 +454,12 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
     """
     if x not in curves.AXES:
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
-    current, keys = _chosen("plot", runs)
+    current, keys = _session_and_keys("plot", runs)
     name, bands, _ = choosing.metric_and_bands(choosing.chosen_runs(current, keys), metric, x, keys=keys)
     return Plot(tuple(curves.above_0(band) if log else band for band in bands), name, x, log)
 
 
-def _chosen(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:
+def _session_and_keys(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:
     """Return a session with the overrides among ``runs``, and the keys among them."""
     texts = [item.key if isinstance(item, Run) else item for item in runs]
     keys = [text for text in texts if "=" not in text]

@@ -102,10 +102,7 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
 
 # ------------------------------------------------------------------------------------- the line about a result
 def figures(result: Result) -> str:
-    """Return the figures of a result: ``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``.
-
-    For a script: the metrics that it logs.
-    """
+    """Return ``test/accuracy 0.9917, 1 node, 2 ranks, 2,459 images/s``; for a script the metrics that it logs."""
     if result.fields.get("program"):
         return _script_figures(result)
     accuracy = result.metrics.get("test/accuracy")

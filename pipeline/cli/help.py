@@ -35,10 +35,7 @@ _ABOUT_EXPERIMENTS = "A recipe: options and fields that go together. Words on th
 
 
 def requested(argv: Sequence[str]) -> str | None:
-    """Return the help that the words after ``doit`` ask for; None if they ask for none.
-
-    Raises UsageError: they ask for help about a command that doesn't exist.
-    """
+    """Return the help that the words after ``doit`` ask for, or None. Raises UsageError: about an unknown command."""
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
     if argv[:1] in (["--version"], ["-V"], ["version"]):
         return version()

@@ -75,10 +75,7 @@ class Invocation(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Invocation:
-    """Parse the words after ``doit``.
-
-    Raises UsageError: an empty word, an override that the verb doesn't take, or a wrong value of an option.
-    """
+    """Parse the words after ``doit``. Raises UsageError: an empty or wrong word, or a wrong value of an option."""
     for position, word in enumerate(argv, start=1):
         if not word.strip():
             raise UsageError(
@@ -91,6 +88,7 @@ def parse(argv: Sequence[str]) -> Invocation:
     verb = next((word for word in bare_words if word in VERBS), None)
     if verb is None:
         return Invocation(verb=None, overrides=tuple(settings))
+    # a word sets an option of the verb if there is one of its name; all other settings are overrides
     options_of_verb = VERBS[verb].options
     options, overrides = dict[str, str](), list[str]()
     for word in settings:

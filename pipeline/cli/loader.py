@@ -1,6 +1,6 @@
 """doit's loader plug-in, the first code of each `doit` command: it checks the command line, then loads dodo.py's tasks.
 
-Here is also the one way in which commands end with an error: one message and an exit code (``leave``).
+Here is also the one way in which commands end with an error: one message and an exit code (``exit_with_error``).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     in_charge = False  # whether doit has created this loader: pyproject.toml of the folder where doit started names it
 
     def __init__(self) -> None:
+        """Check and parse the command line; print help if it asks for that. doit does this before anything else."""
         super().__init__()
         Loader.in_charge = True
         masking.begin()
@@ -75,7 +76,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
                 wrong_words.check(sys.argv[1:], self._invocation, self.cmd_options)
         except (PacelineError, OSError) as error:
-            leave(error)
+            exit_with_error(error)
 
     def setup(self, opt_values: Any) -> None:
         """Load dodo.py; end the command if it belongs to another clone than this package."""
@@ -84,7 +85,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             try:
                 places.refuse_other_code(dodo.resolve().parent)
             except PacelineError as error:
-                leave(error)
+                exit_with_error(error)
         super().setup(opt_values)
 
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
@@ -128,7 +129,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if budget_s is not None and not self._invocation.is_on("detach"):  # the detached command counts it itself
                 signals.limit_duration(budget_s, self._invocation.options["budget"])
         except PacelineError as error:
-            leave(with_options_of(error, verb or ""))
+            exit_with_error(with_options_of(error, verb or ""))
 
 
 def runs_dir_before_composing() -> Path:
@@ -166,10 +167,7 @@ def _start_with_overrides() -> None:
 
 
 def refuse_unknown(tasks: list[Task], words: list[str], verb: str | None, argv: Sequence[str] = ()) -> None:
-    """Refuse words that name no task or target, with a suggestion. Raises InvalidCommand.
-
-    ``argv``: all words after ``doit``, if there are more than ``words``.
-    """
+    """Raise InvalidCommand for words that name no task or target. ``argv``: all words after ``doit``."""
     names = {task.name for task in tasks}
     for word in words:
         # a word with a colon may be a subtask of the user's dodo.py, but verbs have no subtasks
@@ -223,8 +221,8 @@ class _OneLine:
         assert error is not None  # doit calls this while it handles an error
         if _is_of_doit(error):
             text = text_of(error)
-            leave(UsageError(f"doit can't do that: {type(error).__name__}{': ' if text else ''}{text}"))
-        leave(error)
+            exit_with_error(UsageError(f"doit can't do that: {type(error).__name__}{': ' if text else ''}{text}"))
+        exit_with_error(error)
 
 
 def _is_of_doit(error: BaseException) -> bool:
@@ -245,13 +243,13 @@ class Exit(SystemExit):
         super().__init__(int(code))
 
 
-def leave_if_interrupted() -> None:
+def exit_if_interrupted() -> None:
     """Exit with the code of the signal (130 for Ctrl-C) if one has come; its verb has printed the last line already."""
     if signals.ctrl_c_came():
         raise Exit(128 + signals.first_signal())
 
 
-def leave(error: BaseException) -> NoReturn:
+def exit_with_error(error: BaseException) -> NoReturn:
     """End the command: print the error as one message, and exit with the code of its kind."""
     is_unread = unexpected.nobody_reads(error)
     if is_unread or isinstance(error, masking.OutputError):

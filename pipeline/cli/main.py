@@ -25,7 +25,7 @@ from doit.doit_cmd import DoitMain  # noqa: E402
 from pipeline.cli import help as pages  # noqa: E402
 from pipeline.cli import invocation  # noqa: E402
 from pipeline.cli.invocation import HELP_WORDS  # noqa: E402
-from pipeline.cli.loader import leave  # noqa: E402
+from pipeline.cli.loader import exit_with_error  # noqa: E402
 from pipeline.cli.output import COMMAND_VARIABLE, answer, as_typed, wants_json  # noqa: E402
 
 
@@ -53,7 +53,7 @@ def main() -> int:
         invocation.remember_typed_in()
         os.chdir(places.ROOT)
     except (PacelineError, OSError) as error:
-        leave(error)
+        exit_with_error(error)
     code: int = DoitMain().run(words)
     return code
 
@@ -80,11 +80,8 @@ _RESERVED_NAMES = {"conf", "data", "dodo", "runs", "tests"}
 def init(words: Sequence[str]) -> str:
     """Create the project that the words after ``init`` name, completely or not at all. Return the message for users.
 
-    ``init .`` instead adds a project's files to the current folder. A new project becomes a git repository with one
-    commit, because runs are repeated from their commit; not with ``--no-git`` or inside another repository.
-
-    Raises UsageError: not exactly one word, a name that can't be a package's, or a folder that isn't empty;
-    PacelineError: the folder can't be written.
+    ``init .`` instead adds a project's files to the current folder. Raises UsageError: not exactly one word, a name
+    that can't be a package's, or a folder that isn't empty; PacelineError: the folder can't be written.
     """
     without_git = [word for word in words if word in _WITHOUT_GIT]
     words = [word for word in words if word not in (*_WITHOUT_GIT, "--json", "json=1")]
@@ -109,6 +106,7 @@ def init(words: Sequence[str]) -> str:
     except OSError as error:
         hint = "make room, or paceline init <a folder that you can write to>/" + folder.name
         raise PacelineError(f"the project {folder} can't be made: {os_reason(error)}", hint=hint) from error
+    # a git repository with one commit, because runs are repeated from their commit
     if not without_git and git.answer(folder, "rev-parse", "--is-inside-work-tree") is None:
         for step in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "paceline init")):
             git.git(folder, *step)  # the commit fails if git doesn't know the user's name, which is no error here

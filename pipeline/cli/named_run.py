@@ -120,8 +120,7 @@ def cluster(folder: RunFolder, invocation: Invocation, root: Path, local_gpus: i
 
 # ------------------------------------------------------------------------------------- how its hosts are reached
 def _composed(folder: RunFolder, invocation: Invocation) -> Section:
-    """Compose conf/ with the typed words, adding the run's group choices (``cluster=``, ``experiment=``, ``tracking=``)
-    where no word settles them.
+    """Compose conf/ with the typed words, and with the run's choices of groups that no typed word changes.
 
     Raises UsageError: the run was started with other words about reaching hosts.
     """
@@ -140,6 +139,7 @@ def _refuse_unreachable(folder: RunFolder, invocation: Invocation, launcher: str
 
     The run was started by another launcher, or with connection settings that are not among the ``typed`` names.
     """
+    # the error proposes the cluster words of the run's own command
     words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     same_words = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())
     hint = f"doit {invocation.verb} {folder.key} {same_words or 'cluster=<that of its training>'}"

@@ -185,10 +185,7 @@ def answer(data: Any, *, error: PacelineError | None = None) -> None:
 
 
 def answer_with_error(error: BaseException, message: str) -> None:
-    """Print the JSON answer of a command that ends with an error, if JSON is wanted.
-
-    ``message`` is the text for users about an error that isn't Paceline's.
-    """
+    """Print the JSON answer of a failed command, if JSON is wanted; ``message``: the text of a foreign error."""
     if wants_json():
         defect = Failure("unexpected", message, None)
         _print_answer(None, Failure.of(error) if isinstance(error, PacelineError) else defect)

@@ -17,7 +17,7 @@ from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli import invocation
-from pipeline.cli.loader import Exit, Loader, leave
+from pipeline.cli.loader import Exit, Loader, exit_with_error
 from pipeline.cli.output import answer_with_error, finish_answer, say
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core import places
@@ -30,8 +30,7 @@ __all__ = ["DOIT_CONFIG", "task_verbs"]
 DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
 _MAX_SUMMARY = 240  # characters
 
-Task = dict[str, Any]
-"""A task as doit takes it from dodo.py: actions, task_dep, uptodate, …"""
+Task = dict[str, Any]  # A task as doit takes it from dodo.py: actions, task_dep, uptodate, …
 
 
 def task_verbs() -> Iterator[Task]:
@@ -42,6 +41,7 @@ def task_verbs() -> Iterator[Task]:
 
 
 def _verb_task(name: str, verb: Verb) -> Task:
+    """Return the task of a verb, whose functions are imported when the task runs."""
     _ensure_loader()
     task = {
         **_task(name, lambda: _finish_answer(name, _call(f"commands.{verb.module}.{name}"))),
@@ -68,9 +68,7 @@ def _finish_answer(name: str, result: Any) -> Any:
 
 
 def step(name: str, **fields: Any) -> None:
-    """Declare a step in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be
-    a Python function instead of its name.
-    """
+    """Declare a step in dodo.py with the fields of conf/step/NAME.yaml; ``function`` may be a Python function."""
     from pipeline.steps import declare  # late import: a project without steps loads nothing of them
 
     declare(name, **fields)
@@ -132,7 +130,7 @@ def _ensure_loader() -> None:
         invocation.change_folder(project)
         process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
     message = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
-    leave(UsageError(message, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
+    exit_with_error(UsageError(message, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
@@ -147,14 +145,14 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except Exit:
             raise
         except (UsageError, Killed) as error:  # both have exit codes of their own, and a failed task would end with 1
-            leave(error)
+            exit_with_error(error)
         except PacelineError as error:
             answer_with_error(error, str(error))
             return TaskFailed(_summary(error) if error.shown else str(error))
         # of an exception doit would print a traceback, and sys.exit(0) would count as success
         except (Exception, SystemExit) as error:
             if unexpected.is_of_output(error):
-                leave(error)
+                exit_with_error(error)
             message = unexpected.error_message(error)
             answer_with_error(error, message)
             return TaskError(message)

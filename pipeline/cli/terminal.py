@@ -83,9 +83,8 @@ _MAX_OUTPUT = 2_000  # characters that are shown of the output of a detached com
 def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
     """Start the typed command again, without ``--detach``, in a session of its own; log to runs/.detached/NAME.log.
 
-    Returns when that command holds ``lock``, the lock of its run or sweep; if there is none, after two seconds.
-
-    Raises PacelineError: it can't be started, or failed at once.
+    Returns when that command holds ``lock``, the lock of its run or sweep; if there is none, after two seconds. Raises
+    PacelineError: it can't be started, or failed at once.
     """
     log = runs_dir / _LOGS / f"{name}.log"
     env = process.child_environment({invocation.STARTED_IN: str(invocation.typed_in())})
@@ -96,6 +95,7 @@ def start_detached(runs_dir: Path, name: str, lock: Path | None = None) -> None:
     except OSError as error:
         message = f"{log} can't be written: {os_reason(error)}"
         raise PacelineError(message, hint="the command without --detach") from error
+    # a wrong word or a busy host ends the command within this time, and the user still sees why
     with waiting(note, "starting it without this terminal"):
         deadline = time.monotonic() + (_LIFE_SIGN_S if lock is None else _MAX_START_S)
         while child.poll() is None and time.monotonic() < deadline and not (lock is not None and locks.is_held(lock)):

@@ -22,10 +22,7 @@ from pipeline.sweep.trial import Settled
 
 
 def with_sweep(current: Session) -> Session:
-    """Move a bare argument that names a sweep to the option ``sweep=``, and return the session.
-
-    Raises UsageError: several sweeps are named.
-    """
+    """Move a bare argument that names a sweep to the option ``sweep=``. Raises UsageError: there are several."""
     arguments, options = current.invocation.arguments, current.invocation.options
     sweeps = [word for word in arguments if names_sweep(current.config.runs_dir, word)]
     if not sweeps:
@@ -121,9 +118,7 @@ def result_of(item: Settled) -> TrialResult:
 def _figures_and_remark(folder: RunFolder) -> tuple[Mapping[str, float], str]:
     """Return the metrics and speeds of a finished run, and a remark; ({}, "") while there is no result.
 
-    The remark says that the result was accepted (``accepted, not proven: as …``), or that a metric is NaN or infinite.
-
-    Raises AlteredError: result.json was altered.
+    The remark says that the result was accepted, or that a metric is NaN or infinite. Raises AlteredError.
     """
     result, accepted = acceptance.result_or_accepted(folder)
     if result is None:

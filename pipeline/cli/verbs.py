@@ -12,8 +12,7 @@ from typing import NamedTuple
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.tables import is_count
 
-ON = ("1", "true", "yes")
-"""The values that switch an option on; upper case is accepted too."""
+ON = ("1", "true", "yes")  # the values that switch an option on; upper case is accepted too
 
 
 class Option(NamedTuple):

@@ -78,10 +78,7 @@ def advice(word: str, argv: Sequence[str], verb: str | None) -> str | None:
 
 
 def _instead(argv: Sequence[str], position: int, count: int, word: str) -> str:
-    """Return the command line with ``word`` in place of ``count`` words from ``position`` on.
-
-    All is quoted for a shell; ``word`` is already.
-    """
+    """Return the command line with ``word``, quoted for a shell, in place of ``count`` words from ``position`` on."""
     return " ".join(filter(None, [shlex.join(["doit", *argv[:position]]), word, shlex.join(argv[position + count :])]))
 
 

@@ -96,10 +96,7 @@ class RunConfig:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The modules of the chosen options and of the user's own classes and functions.
-
-        The node half of this run imports no other modules of these kinds.
-        """
+        """The modules of the chosen options and of the user's own classes, which the ranks import."""
         if self.script is not None:
             return ()
         options = [OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS]
@@ -209,6 +206,7 @@ def _check_together(
     shares_batch: bool,
     checks_targets: bool,
 ) -> None:
+    """Raise UsageError for values that are right in their own section, but don't go with another section."""
     refuse_non_finite(resolved)
     if not programs.of(resolved).is_ours:
         check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
@@ -241,6 +239,7 @@ def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
             f"cluster.min_nodes={cluster.settings.min_nodes} needs trainer.shards: without it fewer ranks give other "
             "weights, which is another run; cluster.spares=[NAME] keeps their number"
         )
+    # different variables (OMP_NUM_THREADS) can give different bits
     first, *others = cluster.hosts
     for other in others if trainer.shards else ():
         for name in sorted(first.env.keys() | other.env.keys()):

@@ -20,16 +20,12 @@ from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split_secrets, without_secrets
 from pipeline.core.specs import Cluster, Host, unfit_name
 
-HOSTS = "hosts"
-"""The value of ``cluster.environment`` with which the hosts are asked for their versions."""
+HOSTS = "hosts"  # the value of ``cluster.environment`` with which the hosts are asked for their versions
 CPU_RANKS = 2  # for nproc_per_node=auto without a GPU: the same everywhere, so that a run has one key on every laptop
 
 
 def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) -> Cluster:
-    """Return the cluster that the resolved section ``cluster`` describes; relative paths start at ``root``.
-
-    Raises UsageError: a value that can't work.
-    """
+    """Return the cluster that the section describes; relative paths start at ``root``. Raises UsageError."""
     settings_class = LAUNCHERS.settings(str(section["launcher"]))
     # settings may be shown and stored, so secrets are masked in them; unmasked has what the hosts need
     settings: ClusterConfig = typed(settings_class, without_secrets({"cluster": section})["cluster"])
@@ -41,11 +37,11 @@ def build_cluster(section: Mapping[str, Any], *, root: Path, local_gpus: int) ->
     if is_this_computer:
         entries = _this_computer(settings)
     elif settings.capabilities.hosts_are_granted:
-        entries = _granted(settings)
+        entries = _granted_nodes(settings)
     else:
         entries = _first_nodes(_named_hosts(unmasked, root), settings)
     host = functools.partial(
-        _host, cluster=unmasked, nproc_per_node=nproc, secrets=secret_values({"cluster": section}), root=root
+        _make_host, cluster=unmasked, nproc_per_node=nproc, secrets=secret_values({"cluster": section}), root=root
     )
     hosts = tuple(host(entry, "cluster.hosts") for entry in entries)
     spares = tuple(host(entry, "cluster.spares") for entry in unmasked.spares)
@@ -97,7 +93,7 @@ def _this_computer(cluster: ClusterConfig) -> list[HostConfig]:
     return [HostConfig(name="localhost")]
 
 
-def _granted(cluster: ClusterConfig) -> list[HostConfig]:
+def _granted_nodes(cluster: ClusterConfig) -> list[HostConfig]:
     """Return an entry with an invented name for each requested node, because the scheduler names them only later."""
     if cluster.hosts or cluster.hostfile:
         raise UsageError(
@@ -111,11 +107,12 @@ def _granted(cluster: ClusterConfig) -> list[HostConfig]:
 
 
 def _named_hosts(cluster: ClusterConfig, root: Path) -> list[HostConfig]:
+    """Return the entries of the hostfile, or of ``cluster.hosts``. Raises UsageError: neither names a host."""
     if cluster.hostfile is not None:
         if not cluster.hostfile.strip():
             raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
         option = f"cluster.hostfile={cluster.hostfile}"
-        text = _text_of(root / expanded(cluster.hostfile, option), option)
+        text = _read_hostfile(root / expanded(cluster.hostfile, option), option)
         parse = parse_mpi if cluster.capabilities.hostfile_of_mpi else parse_ssh
         return parse(text, cluster.hostfile)
     if not cluster.hosts:
@@ -125,7 +122,7 @@ def _named_hosts(cluster: ClusterConfig, root: Path) -> list[HostConfig]:
     return cluster.hosts
 
 
-def _text_of(path: Path, option: str) -> str:
+def _read_hostfile(path: Path, option: str) -> str:
     """Return the text of a hostfile. Raises UsageError: it can't be read, or may be endless (a pipe, a device)."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -149,7 +146,7 @@ def _first_nodes(entries: list[HostConfig], cluster: ClusterConfig) -> list[Host
 
 
 # ------------------------------------------------------------------------------- one host
-def _host(
+def _make_host(
     entry: HostConfig, field: str, *, cluster: ClusterConfig, nproc_per_node: int, secrets: frozenset[str], root: Path
 ) -> Host:
     """Return the host of an entry; what it doesn't set comes from the cluster. ``secrets``: texts to be masked."""

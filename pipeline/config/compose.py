@@ -106,9 +106,7 @@ def _escaped(value: Any) -> Any:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return plain containers with every interpolation resolved.
-
-    Values of environment variables with a secret name become ``Secret`` texts.
+    """Return plain containers with every interpolation resolved; secrets from environment variables are ``Secret``s.
 
     Raises UsageError: an interpolation that names nothing, or a group that was deleted.
     """
@@ -141,9 +139,8 @@ def compose_parent(
         words: the overrides of the child; those of cluster, paths and tracking are used for the parent too.
         children: the values of ``init.run`` that led here from the first child, in this order.
 
-    Returns the resolved configuration, and the overrides that it was composed from.
-
-    Raises UsageError: an override that can't work, or a run that would start from itself; ValueError: from shlex.
+    Returns the resolved configuration, and the overrides that it was composed from. Raises UsageError: an override that
+    can't work, or a run that would start from itself; ValueError: from shlex.
     """
     if run in children:
         raise UsageError(f"init.run leads back to itself: {' → '.join((*children, run))}")

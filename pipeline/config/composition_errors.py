@@ -395,6 +395,7 @@ def _refused_value(failure: CompositionFailure) -> UsageError | None:
     if _NO_HOSTS.search(text) and (_is_of_hosts(word.name) or HostConfig.__name__ in text):
         example = f"write '{word.name}=[{word.value}]'; else " if is_simple else ""
         return UsageError(f"{word.text}: that is no list of hosts; {example}{_HOSTS_ARE}")
+    # {a: 1} and [a,b] are mappings and lists to Hydra, even where a text was meant
     if match := _NO_TEXT.search(text):
         kind = "list" if match[1] == "list" else "mapping"
         quoted = word._replace(mark=word.mark.removeprefix("++")).quoted
@@ -420,6 +421,7 @@ def _other(failure: CompositionFailure) -> UsageError:
         return UsageError(f"{places[0]}: its defaults list leads back to itself")
     if _IN_FILE.search(text) and (file := next(failure.files(), None)) is not None:
         return UsageError(f"{file.at(0)}: {'a list stands where fields are wanted' if _A_LIST in text else reason}")
+    # values that are right in another form; else the reason that OmegaConf gives stays
     if match := _RANGE.fullmatch(value):
         reason = f"the trials of a sweep are written {key}='range({match[1]},{int(match[2]) + 1})'"
     elif value.startswith("[") and "of type 'list'" in text:

@@ -18,10 +18,8 @@ from platformdirs import user_config_path
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT, conf_dirs, shown
 
-OWN_GROUP = "own_defaults"
-"""The group of both files in Hydra: ``own_defaults/user`` and ``own_defaults/project``."""
-OWN_VARIABLE = "PACELINE_DEFAULTS"
-"""The environment variable that names one file instead of both; empty for no file."""
+OWN_GROUP = "own_defaults"  # the group of both files in Hydra: ``own_defaults/user`` and ``own_defaults/project``
+OWN_VARIABLE = "PACELINE_DEFAULTS"  # the environment variable that names one file instead of both; empty for no file
 _replacements: list[Mapping[str, Any]] = []
 """The fields of each open ``own_replaced`` block, the innermost last: they are used instead of the files."""
 
@@ -41,8 +39,6 @@ def own_files(root: Path | None = None) -> dict[str, Path]:
 
 def own_content(name: str) -> dict[str, Any]:
     """Return the fields of the file ``user`` or ``project`` for Hydra to merge; {} if there is no such file.
-
-    An entry of its defaults list chooses an option, with or without ``override``.
 
     Raises UsageError: an entry of the defaults list that chooses no option; ValueError: the file holds a list.
     """

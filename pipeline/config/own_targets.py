@@ -94,7 +94,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[
     """
     for field, target in targets.items():
         _refuse_missing_module(f"{field}={target}", target.partition(":")[0], root, python_path)
-    by_target = _imported(sorted({*targets.values()}), root, python_path) if targets else {}
+    by_target = _describe(sorted({*targets.values()}), root, python_path) if targets else {}
     described: dict[str, TargetDescription] = {}
     for field, target in targets.items():
         if (description := by_target.get(target)) is not None:
@@ -103,7 +103,7 @@ def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[
     return described
 
 
-def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription | None]:
+def _describe(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription | None]:
     """Return target → description (None: only a host can tell), from the cache if no imported file has changed."""
     closure = import_closure(root, {target.partition(":")[0] for target in targets}, python_path, may_lack=True)
     made_from = {
@@ -116,14 +116,14 @@ def _imported(targets: Sequence[str], root: Path, python_path: Sequence[str]) ->
     cache, entry = Cache(root, "signatures", most=64), sha256_text(canonical_json(made_from))
     answer: dict[str, list[Any] | None] | None = cache.get(entry)
     if answer is None:
-        answer = _answer(targets, root, python_path)
+        answer = _ask_child(targets, root, python_path)
         # an error may have a cause besides these files, and the user may fix that
         if not any(fields and TargetDescription(*fields).error for fields in answer.values()):
             cache.keep({entry: answer})
     return {target: TargetDescription.of_json(fields) if fields else None for target, fields in answer.items()}
 
 
-def _answer(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
+def _ask_child(targets: Sequence[str], root: Path, python_path: Sequence[str]) -> dict[str, list[Any] | None]:
     """Ask a child process that runs signatures.py; return {} if an import ends the process or takes too long."""
     path = os.pathsep.join([*python_path, *([] if IS_INSTALLED else [str(HOME)])])
     env = {**rank_environment.inheritable(os.environ), **rank_environment.ALWAYS, "PYTHONPATH": path}

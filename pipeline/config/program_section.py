@@ -200,19 +200,21 @@ class ScriptData:
     def with_placeholders(self, args: Any) -> Any:
         """Return ``program.args`` with a placeholder for each path that is data, and add these paths to ``paths``."""
         if isinstance(args, Mapping):
-            return {name: self._values(str(name), value) for name, value in args.items()}
+            return {name: self._convert_values(str(name), value) for name, value in args.items()}
         if not isinstance(args, list):
             return args
+        # the option of each word: the word before it, if that is one
         options = ["", *(word if isinstance(word, str) and word.startswith("-") else "" for word in args)]
-        return [self._word(options[n], f"program.args[{n}]", word) for n, word in enumerate(args)]  # by the word before
+        return [self._convert_word(options[n], f"program.args[{n}]", word) for n, word in enumerate(args)]
 
-    def _values(self, option: str, value: Any) -> Any:
+    def _convert_values(self, option: str, value: Any) -> Any:
+        """Return the value of one named argument, or its list of values, with placeholders."""
         field = f"program.args.{option}"
         if isinstance(value, list):
-            return [self._word(option, field, word) for word in value]
-        return self._word(option, field, value)
+            return [self._convert_word(option, field, word) for word in value]
+        return self._convert_word(option, field, value)
 
-    def _word(self, option: str, field: str, word: Any) -> Any:
+    def _convert_word(self, option: str, field: str, word: Any) -> Any:
         """Return one argument, with a placeholder if it is the path of data.
 
         ``option``: the flag before it; ``field``: its name in notes; ``word``: the argument, also as ``name=/data``.
@@ -224,6 +226,7 @@ class ScriptData:
         path = Path(os.path.abspath(Path(written_path).expanduser()))  # noqa: PTH100
         if any(path.is_relative_to(untracked) for untracked in self._untracked):
             return word
+        # data are part of the key; outputs and paths that exist only on hosts are not, which a note tells the user
         is_output = is_written(f"{option} {prefix}")
         if not path.exists():
             if not is_output:

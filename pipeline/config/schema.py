@@ -200,12 +200,8 @@ def installed_programs() -> dict[str, str]:
 
 # ------------------------------------------------------------------------------- values of any section
 def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
-    """Return an instance of the class ``settings`` from the values in ``raw`` that are fields of it.
-
-    ``raw`` may have fields of another launcher, if ``cluster.launcher=NAME`` changed only the launcher.
-
-    Raises UsageError: a value that can't work.
-    """
+    """Return an instance of the class ``settings`` from the values in ``raw``. Raises UsageError: a wrong value."""
+    # if cluster.launcher=NAME changed only the launcher, raw also has fields of the other launcher
     names = {item.name for item in fields(settings)}
     try:
         return settings(**{name: value for name, value in raw.items() if name in names})

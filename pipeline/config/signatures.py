@@ -55,9 +55,9 @@ class TargetDescription(NamedTuple):
     @classmethod
     def of_json(cls, fields: list[Any]) -> TargetDescription:
         """Return the description from its JSON form, in which named tuples are lists."""
-        described = cls(*fields)
-        parameters = tuple(Parameter(*fields) for fields in described.parameters)
-        return described._replace(place=SourcePlace(*described.place), parameters=parameters)
+        description = cls(*fields)
+        parameters = tuple(Parameter(*fields) for fields in description.parameters)
+        return description._replace(place=SourcePlace(*description.place), parameters=parameters)
 
 
 def answer(request: dict[str, Any]) -> dict[str, TargetDescription | None]:
@@ -67,7 +67,7 @@ def answer(request: dict[str, Any]) -> dict[str, TargetDescription | None]:
     ``request["folders"]`` have the user's own code; the first is the project.
     """
     importing = _Importing(request["folders"])
-    return {target: importing.described(target) for target in request["targets"]}
+    return {target: importing.describe(target) for target in request["targets"]}
 
 
 class _Importing:
@@ -76,15 +76,16 @@ class _Importing:
     def __init__(self, folders: list[str]) -> None:
         self._folders = folders
 
-    def described(self, target: str) -> TargetDescription | None:
+    def describe(self, target: str) -> TargetDescription | None:
+        """Import a target and describe it; None: only a host can tell."""
         module_name, _, name = target.partition(":")
         try:
             module = import_module(module_name)
             item = getattr(module, name, _ABSENT)
         except BaseException as error:  # anything that a module raises, including sys.exit()
-            return self._failed(error)
+            return self._describe_error(error)
         of_module = TargetDescription(place=self._place(module.__file__, 0))
-        if item is _ABSENT:
+        if item is _ABSENT:  # list the names that the user may have meant, without those imported from elsewhere
             package = module_name.partition(".")[0]
             items = (
                 (name, item) for name, item in vars(module).items() if inspect.isclass(item) or inspect.isroutine(item)
@@ -109,7 +110,7 @@ class _Importing:
             parameters=tuple(Parameter(one.name, one.kind.name, one.default is not one.empty) for one in parameters),
         )
 
-    def _failed(self, error: BaseException) -> TargetDescription | None:
+    def _describe_error(self, error: BaseException) -> TargetDescription | None:
         """Describe an error in the user's own code, or in an import of a user's module; None for any other error."""
         # other errors may come from this computer's packages, and hosts have packages of their own
         last_line = traceback.format_exception_only(error)[-1].strip()

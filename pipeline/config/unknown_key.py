@@ -101,6 +101,7 @@ class UnknownKeyError(UsageError):
         )  # fmt: skip
 
     def _advice(self, other_options: Mapping[str, Sequence[str]]) -> str:
+        """Return what to type instead, by the first of these that applies, and the valid names."""
         key, start = self.key, ""
         if _parts(key)[-1] in RESUME_NAMES:
             return f"{RESUME_HINT}, and init.weights=KEY begins another one with its weights; {self._valid(key)}"

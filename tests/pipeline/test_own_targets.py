@@ -80,7 +80,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def described(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     targets = {target for settings in (*FITS, *(one for one, _ in DOES_NOT_FIT)) for target in named(settings)}
-    known = own_targets._imported(
+    known = own_targets._describe(
         sorted(
             target for target in targets if target.startswith(("my_package:", "my_package.nets:", "my_package.optim:"))
         ),

@@ -10,7 +10,7 @@ import pytest
 from doit.exceptions import TaskError
 
 from pipeline.cli import project
-from pipeline.cli.loader import leave
+from pipeline.cli.loader import exit_with_error
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.processes import unexpected
 
@@ -53,6 +53,6 @@ def test_an_error_of_one_line_is_not_said_to_be_whole_elsewhere() -> None:
 
 def test_a_wrong_word_keeps_its_exit_code_where_tasks_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        leave(UsageError("there is no step 'b'"))
+        exit_with_error(UsageError("there is no step 'b'"))
     handed_over = type(left.value)(str(left.value))  # what doit -n makes of it in its own process
     assert (handed_over.code, capsys.readouterr().err) == (3, "ERROR: there is no step 'b'\n")

@@ -45,10 +45,11 @@ def accept(current: Session) -> None:
                 hint="doit accept last, followed by the words that doit train would get",
             )
         raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
+    # under the lock of the run, so that no command trains it meanwhile
     try:
         with locked(run.folder, note):
             base = _undo(run) if current.invocation.is_on("undo") else _accept(current, run)
-        _record(current, base)
+        _record_acceptance(current, base)
     except OSError as error:
         if is_of_output(error):
             raise
@@ -59,10 +60,11 @@ def accept(current: Session) -> None:
 
 
 def _accept(current: Session, run: Run) -> RunFolder:
+    """Accept a finished run for ``run``, and print how they differ; return the folder of the finished one."""
     if (reason := run.reason) is None:
         accepted_before = acceptance.read(run.folder) if not run.folder.result.exists() else None
         raise PacelineError(f"{run.key.short} is {accepted_before or 'finished: there is nothing to accept'}")
-    base, key, differing = _base(current, run, reason)
+    base, key, differing = _find_base(current, run, reason)
     provenance, patch = collect_provenance(run, sys.argv, time.time(), note)
     accepted = acceptance.by_this_user(run.key, key, differing)
     # the run gets a folder as if it were about to train, so that doit reproduce can repeat it later
@@ -86,7 +88,7 @@ def _undo(run: Run) -> RunFolder:
     return acceptance.base_of(run.folder, accepted)
 
 
-def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
+def _find_base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
     """Return the finished run to accept, its key, and the differences of ``run`` from it.
 
     Raises PacelineError, UsageError: no run fits, or it is doubtful which one is meant.
@@ -149,12 +151,12 @@ def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repea
         raise PacelineError(
             f"{folder.key} can't be proven here: made again, its key is {repeated_key}; it stays {accepted}"
         )
-    here = _folder_here(current, folder, accepted)
+    here = _folder_here(current, folder, accepted)  # None: the archive alone was repeated, and nothing here changes
     if equal:
         accepted = replace(accepted, proven=True)
     if here is not None:
         (acceptance.write if equal else acceptance.withdraw)(here, accepted)
-        _record(current, acceptance.base_of(here, accepted))
+        _record_acceptance(current, acceptance.base_of(here, accepted))
     elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
     if equal:
         return f"{folder.key} is {accepted}{elsewhere}"
@@ -166,26 +168,23 @@ def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repea
 
 
 def _folder_here(current: Session, folder: RunFolder, accepted: Acceptance) -> RunFolder | None:
-    """Return the run folder of this project to which the proof of ``folder`` applies.
-
-    That is ``folder`` itself, unless it was unpacked from an archive: then the folder of the same key, if the same run
-    was accepted for it with equal weights, else None.
-    """
+    """Return the run folder here to which a proof of ``folder`` applies, which may be an unpacked archive; or None."""
     if not (folder.path / acceptance.BASE_RESULT_FILE).exists():  # only an archive has this file
         return folder
+    # an archive's proof applies to the run of its key, if the same result was accepted for that
     here = RunFolder(current.config.runs_dir / folder.key)
     try:
-        result_here, accepted_here = acceptance.result_or_accepted(here)
-        result_there, _ = acceptance.result_or_accepted(folder)
+        result, accepted_here = acceptance.result_or_accepted(here)
+        archived_result, _ = acceptance.result_or_accepted(folder)
     except AlteredError:
         return None
-    if result_here is None or result_there is None or accepted_here is None:
+    if result is None or archived_result is None or accepted_here is None:
         return None
-    has_same_weights = result_here.fields.get("weights_sha256") == result_there.fields.get("weights_sha256")
+    has_same_weights = result.fields.get("weights_sha256") == archived_result.fields.get("weights_sha256")
     return here if has_same_weights and accepted_here.run_digest == accepted.run_digest else None
 
 
-def _record(current: Session, base: RunFolder) -> None:
+def _record_acceptance(current: Session, base: RunFolder) -> None:
     """Record the acceptance with the base run in the trackers; if a server doesn't answer, `doit record` can later."""
     if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)

@@ -123,10 +123,7 @@ def needed(runs_dir: Path) -> dict[str, str]:
 
 
 def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, result_stays: bool) -> str:
-    """Return why the run must stay; '' if it may be removed.
-
-    ``needs``: what ``needed`` returns; ``result_stays``: only checkpoints are removed.
-    """
+    """Return why the run must stay, or ''. ``needs``: from ``needed``; ``result_stays``: only checkpoints go."""
     if folder.path.is_symlink():
         return "a symbolic link stands in its place"
     if row.state == index.NEWER:
@@ -178,13 +175,14 @@ def clean(current: Session) -> None:
                 raise UsageError(f"{wrong[0]}={options[wrong[0]]} chooses runs, and {name}=1 is about {subject}")
             remove(current)
             return
+    # sizes and reasons are looked up before the question; all is checked again before a removal
     rules = rules_of(current.invocation)
     with WaitReports(note) as reports:
         reports.doing("removing what killed commands have left")
         for path in remove_leftovers([runs_dir]):
             say(f"removed {path.name}, which a killed command has left")
         reports.doing("counting the files of the runs")
-        items = _chosen(current, runs_dir, rules)
+        items = _choose_runs(current, runs_dir, rules)
     removable = [item for item in items if not item.stays]
     if removable:
         table = [("run", "state", "when", "what", "frees", "why")]
@@ -216,7 +214,7 @@ def is_confirmed(current: Session, amount: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- the choice of runs
-def _chosen(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
+def _choose_runs(current: Session, runs_dir: Path, rules: Rules) -> list[Item]:
     """Return the runs that the rules and the overrides choose, those that must stay included."""
     rows = index.rows(runs_dir)
     parts = {row.key: RunFolder(runs_dir / row.key).read_json(run_folder.KEY) or {} for row in rows}
@@ -343,6 +341,7 @@ def clean_hosts(current: Session) -> None:
         size_bytes = sum(leftover.bytes for _, leftover in removable)
         amount = f"what was left of {counted(len(removable), 'attempt')}, {file_size(size_bytes)}"
         if is_confirmed(current, amount):
+            # clear_leftovers checks again, because an attempt may have started since
             with waiting(note, "removing it"):
                 lines = starts.clear_leftovers(launcher, facts, config.runs_dir)
             for line in lines or ["it is in use again, so nothing was removed"]:

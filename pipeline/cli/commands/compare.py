@@ -41,9 +41,7 @@ from pipeline.sweep.folder import SweepFolder
 
 
 def chosen_runs(current: Session, keys: Sequence[str]) -> list[ComparedRun]:
-    """Return the runs to compare: those with the ``keys`` and those of ``sweep=``, filtered by the overrides.
-
-    Without keys and a sweep, the overrides filter all runs.
+    """Return the runs with the ``keys`` and of ``sweep=``, or without both all runs, filtered by the overrides.
 
     Raises UsageError: nothing is named, no run matches, or a word that no run can be chosen by.
     """
@@ -67,10 +65,7 @@ def chosen_runs(current: Session, keys: Sequence[str]) -> list[ComparedRun]:
 
 
 def sweep_with_runs(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
-    """Return the sweep whose name begins with ``name`` (None: the newest), and the run folders of its trials.
-
-    Raises UsageError: there is no such sweep.
-    """
+    """Return the sweep whose name begins so (None: the newest), and its trials' run folders. Raises UsageError."""
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]

@@ -29,14 +29,14 @@ def preflight(current: Session) -> None:
     on_progress: Callable[[str], None] = (lambda _: None) if as_json else note
     host_error: HostError | None = None  # of hosts that can't be reached; the JSON answer names them as a failed check
     try:
-        report = _examined(current, cluster, deep=is_deep, say=on_progress)
+        report = _examine(current, cluster, deep=is_deep, say=on_progress)
     except HostError as error:
         if not as_json:
             raise
         labels, host_error = [host.label for host in cluster.hosts], error
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
     if measures and report.is_ok and not host_error:
-        report = _measured(current, report, say=on_progress)
+        report = _measure(current, report, say=on_progress)
     if as_json:
         try:
             if host_error:
@@ -68,7 +68,7 @@ def preflight(current: Session) -> None:
             note(f"warning: a training with these words would be refused: {error.what}")
 
 
-def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
+def _measure(current: Session, report: Report, *, say: Callable[[str], None]) -> Report:
     """Measure the speed of the hosts, print it, and return the report with the checks of these figures."""
     config = current.config
     folder, speeds = diagnostics.measure_hosts(
@@ -82,12 +82,12 @@ def _measured(current: Session, report: Report, *, say: Callable[[str], None]) -
 
 def refuse_unfit_hosts(current: Session) -> None:
     """Examine the hosts before a training with ``preflight.deep=1``. Raises PacelineError: a check failed."""
-    report = _examined(current, current.config.cluster, deep=True, say=note)  # spares are examined when they are needed
+    report = _examine(current, current.config.cluster, deep=True, say=note)  # spares are examined when they are needed
     note(f"{checks.summary(report.all_checks)}\n")
     report.raise_if_failed()
 
 
-def _examined(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
+def _examine(current: Session, cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
     config = current.config
     with waiting(note, "asking the hosts"):
         return checks.examine(
@@ -105,13 +105,13 @@ def benchmark(current: Session) -> None:
     config, invocation = current.config, current.invocation
     settings: dict[str, float] = {**invocation.numbers("pairs")}
     if "block_s" in invocation.options:
-        settings["block_s"] = _seconds("block_s", invocation.options["block_s"])
+        settings["block_s"] = _parse_seconds("block_s", invocation.options["block_s"])
     measured = diagnostics.measure_scaling(config, _pack(current), settings=settings, root=ROOT, say=note)
     say(f"\n{diagnostics.table(measured)}")
     say(f"  figures  {relative(measured.folder / diagnostics.BENCHMARK)}")
 
 
-def _seconds(name: str, text: str) -> float:
+def _parse_seconds(name: str, text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

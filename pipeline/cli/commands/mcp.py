@@ -108,10 +108,7 @@ async def _answer(
 
 
 async def _run(argv: Sequence[str]) -> dict[str, Any]:
-    """Run a command and return its answer. If the client cancels the call, end the command as by Ctrl-C.
-
-    Raises PacelineError: it ended without an answer.
-    """
+    """Run a command and return its answer; end it if the client cancels the call. Raises PacelineError: no answer."""
     import anyio  # with the package mcp
 
     child = await anyio.open_process(

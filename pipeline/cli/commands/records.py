@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipeline import tracking
 from pipeline.cli import invocation
-from pipeline.cli.loader import leave_if_interrupted
+from pipeline.cli.loader import exit_if_interrupted
 from pipeline.cli.output import answer, note, say, wants_json
 from pipeline.cli.session import ROOT, Session, relative
 from pipeline.core.errors import PacelineError, UsageError
@@ -96,7 +96,7 @@ def ui(current: Session) -> None:
     charts = tuple(name for name in invocation.options.get("charts", "").split(",") if name)
     selection = web_ui.PageSelection(keys=invocation.arguments, charts=charts)
     web_ui.serve(uri, config.tracking.experiment, port=port, selection=selection, say=say, note=note)
-    leave_if_interrupted()
+    exit_if_interrupted()
 
 
 def finished_classifier(folder: RunFolder) -> Result:
@@ -143,7 +143,7 @@ def predict(current: Session) -> None:
     result = finished_classifier(folder)
     with waiting(note, "exporting the network, once for its weights"):
         network = exported_file(folder)
-    images = _classified(folder, network, paths, current.invocation.numbers("top").get("top", _TOP))
+    images = _classify(folder, network, paths, current.invocation.numbers("top").get("top", _TOP))
     unreadable, error = [image for image in images if image.error], None
     if unreadable:
         first, count = unreadable[0], f"{len(unreadable)} of {len(images)} images"
@@ -162,11 +162,11 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     typed = current.invocation
     words, runs_dir = [*typed.arguments], current.config.runs_dir
     key = typed.options.get("run")
-    if key is None and words and not _image(words[0]).is_file():
+    if key is None and words and not _image_path(words[0]).is_file():
         key = words.pop(0)
     if not words:
         raise UsageError("which images? doit predict takes a run and image files", hint="doit predict last cat.jpg")
-    folder, images = with_results(index.find(runs_dir, key or LAST)), [_image(word) for word in words]
+    folder, images = with_results(index.find(runs_dir, key or LAST)), [_image_path(word) for word in words]
     if not any(image.is_file() for image in images):  # checked now, because the export of the network takes long
         if images[0].is_dir():
             hint = f"doit predict {key or LAST} {shlex.quote(words[0].rstrip('/'))}/*"
@@ -175,11 +175,11 @@ def _named_images(current: Session) -> tuple[RunFolder, list[Path]]:
     return folder, images
 
 
-def _image(word: str) -> Path:
+def _image_path(word: str) -> Path:
     return invocation.typed_in() / Path(word).expanduser()
 
 
-def _classified(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:
+def _classify(folder: RunFolder, network: Path, images: Sequence[Path], top: int) -> list[ClassifiedImage]:
     """Classify images with an exported network, in a process of its own that imports torch."""
     manifest = folder.read_json(f"{run_folder.DATA}/{MANIFEST}")
     if manifest is None:

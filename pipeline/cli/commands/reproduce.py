@@ -34,6 +34,7 @@ from trainers.contract import run_folder
 
 
 def export(current: Session) -> None:
+    """Write a run as an archive, and say how it can be made again from that. Raises PacelineError, UsageError."""
     folder = current.folder()
     option = current.invocation.options.get("to")
     if option:
@@ -61,6 +62,7 @@ def export(current: Session) -> None:
 
 
 def reproduce(current: Session) -> None:
+    """Repeat the run that a key, an archive or an MLflow id names. Raises PacelineError, UsageError."""
     invocation = current.invocation
     name = invocation.options.get("run")
     if name is None:
@@ -73,7 +75,7 @@ def reproduce(current: Session) -> None:
             )
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-reproduce")) as scratch:
         with waiting(note, "reading how the run was made"):
-            folder = _to_reproduce(current, name, Path(scratch))
+            folder = _find_run(current, name, Path(scratch))
         reproduce_run(current, folder)
 
 
@@ -110,7 +112,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
     say(written)
 
 
-def _to_reproduce(current: Session, name: str, scratch: Path) -> RunFolder:
+def _find_run(current: Session, name: str, scratch: Path) -> RunFolder:
     """Return the folder of the run that a key, an archive or the id of an MLflow run names.
 
     An archive is unpacked below ``scratch``, and so is an MLflow run that has no folder here.
@@ -164,28 +166,29 @@ def prove(current: Session, *, once: bool = False) -> None:
         note(f"run {folder.key} was never repeated: first undisturbed")
         proof = repeat(0)
         if not proof.is_equal:
-            _report(proof, written)
+            _report_proof(proof, written)
             return
         folder.mark_proven()
     note(f"run {folder.key}, repeated and killed {counted(kills, 'time')}")
-    _report(repeat(kills), written)
+    _report_proof(repeat(kills), written)
 
 
-def _report(proof: Proof, written: Path) -> None:
+def _report_proof(proof: Proof, written: Path) -> None:
     """Write the proof to the file ``written``, and print it. Raises PacelineError: the run isn't proven."""
-    write_json(written, _data(proof))
+    write_json(written, _proof_as_json(proof))
     shown = f"{printable_lines(proving.text(proof))}\n  {relative(written)}"
     differences = "" if proof.verdict.reproduced else f"\n{printable_lines(verdicts.text(proof.verdict))}"
     error = None if proof.proven else PacelineError(f"{shown}{differences}")
     if wants_json():
-        answer(_data(proof), error=error)
+        answer(_proof_as_json(proof), error=error)
     if error is not None:
         raise error
     if not wants_json():
         say(shown)
 
 
-def _data(proof: Proof) -> dict[str, Any]:
+def _proof_as_json(proof: Proof) -> dict[str, Any]:
+    """Return the JSON form of a proof (docs/json.md)."""
     culprit = proof.culprit
     tensors = [f"{name}: tensors" for name in proof.evidence.tensors_differ]
     return {
@@ -209,9 +212,10 @@ def diff(current: Session) -> None:
 
     Raises PacelineError: they differ, or can't be compared; UsageError: not two runs are named.
     """
-    runs = _pair(current.config.runs_dir, current.invocation.arguments)
+    runs = _find_pair(current.config.runs_dir, current.invocation.arguments)
     digests = [divergence.read(folder.path) for folder in runs]
     first, steps = divergence.first_difference(digests[0], digests[1])
+    # the error is the answer if they differ, as with diff(1)
     origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
     if first is None:
         say(f"{summary}, up to step {steps[-1]}: all digests are equal")
@@ -233,7 +237,7 @@ def diff(current: Session) -> None:
         raise error
 
 
-def _pair(runs_dir: Path, keys: Sequence[str]) -> list[RunFolder]:
+def _find_pair(runs_dir: Path, keys: Sequence[str]) -> list[RunFolder]:
     """Return the two named runs; if only one is named, that one and its reproduction. Raises UsageError."""
     match [index.find(runs_dir, key) for key in keys]:
         case [first, second]:

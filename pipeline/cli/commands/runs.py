@@ -35,8 +35,7 @@ from pipeline.runs.lock import disk_usage
 from pipeline.runs.result import first_metrics
 from trainers.contract import run_folder
 
-RUNS_DIR = "paths.runs"
-"""The field that says which folder to search for runs; it selects no runs within the folder."""
+RUNS_DIR = "paths.runs"  # the field that says which folder to search for runs; it selects no runs within the folder
 _NPROC = "nproc_per_node"
 
 Config = Mapping[str, Any]
@@ -148,9 +147,10 @@ def runs(current: Session) -> None:
     options, runs_dir = current.invocation.options, current.config.runs_dir
     order, as_json, is_wide = options.get("sort", "time"), wants_json(), current.invocation.is_on("wide")
     rows, comparable = selected(current, options.get("state"))
+    # a size takes a walk through the run folder, so it is measured only if it will be shown
     measures = as_json or order == "size" or (is_wide and len(rows) <= _MAX_MEASURED)
     sizes_bytes = {row.key: disk_usage(runs_dir / row.key).bytes for row in rows} if measures else {}
-    rows = _in_order(rows, order, sizes_bytes)
+    rows = _sort(rows, order, sizes_bytes)
     differing = differences(comparable)
     if as_json:
         answer([{**asdict(row), "bytes": sizes_bytes[row.key], "differs": differing[row.key]} for row in rows])
@@ -189,7 +189,7 @@ def _coloured(lines: Sequence[str], states: Sequence[str]) -> list[str]:
     ]
 
 
-def _in_order(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]) -> list[RunRow]:
+def _sort(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]) -> list[RunRow]:
     """Sort the runs; the best, newest or largest comes last, above the next prompt."""
     if order == "size":
         return sorted(rows, key=lambda row: sizes_bytes[row.key])
@@ -204,7 +204,7 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     Without _IN_OTHER_COLUMNS and _NOT_COMPARED. A field is compared among the runs that have it; but a script's
     argument among all scripts, and an environment variable among all runs, because its absence is a difference too.
     """
-    fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}
+    fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}  # key → dotted field → value
     names = {name for fields in fields_by_run.values() for name in fields if name not in _IN_OTHER_COLUMNS}
     scripts = [key for key, config in configs.items() if "program" in config]
 
@@ -229,8 +229,7 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------- the table
-STATE_AT = 14
-"""The column at which the state begins in each line: behind a key of 12 characters."""
+STATE_AT = 14  # the column at which the state begins in each line: behind a key of 12 characters
 _NAME, _DIFFERS, _ACCURACY = "name", "differs", "accuracy"
 _ORDER = (
     "key", "state", "when", "age", _NAME, "what", _ACCURACY, "metrics", "time", "size", "ranks", "hosts", _DIFFERS,
@@ -255,8 +254,7 @@ class ListedRun:
     differing: Mapping[str, Any] = field(default_factory=dict)
 
 
-Table = tuple[list[str], list[str]]
-"""The lines, and the titles of the columns that had no room."""
+Table = tuple[list[str], list[str]]  # the lines, and the titles of the columns that had no room
 
 
 def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
@@ -270,16 +268,16 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
         age=[age(now - run.row.unix_time, run.row.unix_time) for run in runs],
         name=[run.name or run.row.what for run in runs],
         hosts=hosts,
-        differs=_differing(runs),
+        differs=_difference_cells(runs),
     )
     shared = [values[0] for values in ([run.row.what for run in runs], ranks, hosts) if len({*values}) == 1]
     for title, values in (("ranks", ranks), ("hosts", hosts)):
         if len({*values}) == 1:  # the heading has it
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
-    shown, left_out = _fitted(columns, [width_of(_remarks(run)) for run in runs], width)
+    shown, left_out = _fit(columns, [width_of(_remarks(run)) for run in runs], width)
     errors = [cut(without_host_and_rank(run.row.error), _MAX_ERROR) for run in runs]  # hosts take room
-    failures = [_joined(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
+    failures = [_join(_remarks(run), error) if error else "" for run, error in zip(runs, errors, strict=True)]
     lines = _lines(shown, ["", *failures])
     return [cut(heading, width), *(cut(line, width) for line in lines)], left_out
 
@@ -292,7 +290,7 @@ def wide_table(runs: Sequence[ListedRun]) -> Table:
         name=[run.name for run in runs],
         what=[run.row.what for run in runs],
         hosts=[", ".join(run.row.hosts) for run in runs],
-        differs=[_joined(_remarks(run), run.row.error, *_fields(run.differing, {})) for run in runs],
+        differs=[_join(_remarks(run), run.row.error, *_fields(run.differing, {})) for run in runs],
     )
     return aligned(_rows(columns)).split("\n"), []
 
@@ -344,7 +342,7 @@ def _rows(columns: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
     return [[*columns], *zip(*columns.values(), strict=True)]
 
 
-def _fitted(
+def _fit(
     columns: Mapping[str, Sequence[str]], remark_widths: Sequence[int], width: int
 ) -> tuple[dict[str, Sequence[str]], list[str]]:
     """Fit the columns into ``width``: leave out those of _DROPPED_IN_ORDER, then cut the names.
@@ -386,7 +384,7 @@ def _hosts(row: RunRow) -> str:
     return names if len(names) <= _HOSTS_WIDTH else counted(len(row.hosts), "host")
 
 
-def _differing(runs: Sequence[ListedRun]) -> list[str]:
+def _difference_cells(runs: Sequence[ListedRun]) -> list[str]:
     """Return the cell of each run: its remarks, then in what it differs from the others, without what its name says.
 
     It may differ in its description (``what``: data set, model and optimizer; a script's file) and in its fields.
@@ -403,7 +401,7 @@ def _differing(runs: Sequence[ListedRun]) -> list[str]:
         own_words = [word for word in words if word not in shared | in_name | {"script"}] if words in readable else []
         own_words = [word for word in own_words if PurePosixPath(word).stem not in in_name]  # its name omits .py
         fields = [word for word in _fields(run.differing, short_names) if word not in in_name]
-        lines.append(_joined(_remarks(run), *own_words, *fields))
+        lines.append(_join(_remarks(run), *own_words, *fields))
     return lines
 
 
@@ -415,8 +413,8 @@ def _fields(differing: Mapping[str, Any], short: Mapping[str, str]) -> list[str]
 
 def _remarks(run: ListedRun) -> str:
     row = run.row
-    return _joined("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, run.marks)
+    return _join("SYNTHETIC DATA" if row.synthetic else "", row.note, row.nonfinite, run.marks)
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
     return "  ".join(filter(None, parts))

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.cli import trials
 from pipeline.cli.commands import steps
 from pipeline.cli.finished import other_hardware
-from pipeline.cli.loader import leave_if_interrupted
+from pipeline.cli.loader import exit_if_interrupted
 from pipeline.cli.output import answer, note, say, say_log, wants_json
 from pipeline.cli.session import Session, relative
 from pipeline.cli.terminal import screen
@@ -51,6 +51,7 @@ def status(current: Session) -> None:
         say(line)
     if step_lines and not index.rows(runs_dir):
         return
+    # without a name: what is in progress, a run or a sweep, else the newest run; --watch waits for the next one
     names_no_run = not current.invocation.names_run
     awaited = _await_next(runs_dir) if watches and names_no_run and sys.stderr.isatty() else None
     folder = awaited or _named_or_newest(current)
@@ -105,7 +106,7 @@ def watch(folder: RunFolder) -> None:
             follow(folder, AttemptFiles(folder), shown)
     except KeyboardInterrupt:
         note(f"no longer watched; the run goes on: doit status {folder.key} --watch")
-        leave_if_interrupted()
+        exit_if_interrupted()
 
 
 def watch_sweep(folder: SweepFolder) -> None:
@@ -117,7 +118,7 @@ def watch_sweep(folder: SweepFolder) -> None:
             follow(folder, files, shown)
     except KeyboardInterrupt:
         note("no longer watched; the sweep goes on: doit status --watch")
-        leave_if_interrupted()
+        exit_if_interrupted()
 
 
 def wait(current: Session) -> None:
@@ -131,6 +132,7 @@ def wait(current: Session) -> None:
     folder = _named_or_newest(current)
     _wait(folder, f"run {folder.key}")
     row = index.row(folder)
+    # RUNNING without a command that holds the lock: it was killed, and its ranks may still train
     ended_well = row.state in (State.FINISHED, index.ACCEPTED)
     error = None if ended_well else PacelineError(f"run {folder.key} is {row.state}", hint=f"doit logs {folder.key}")
     if row.state == State.RUNNING:

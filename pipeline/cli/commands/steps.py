@@ -30,17 +30,17 @@ def step(current: Session) -> None:
         return
     made = make_all(graph, names, note, at_once=process_count())
     for name in names:
-        say(f"step {name} is {'made' if made else 'up to date'}: {relative(_out(graph, name))}")
+        say(f"step {name} is {'made' if made else 'up to date'}: {relative(_output_folder(graph, name))}")
 
 
 def make(current: Session, name: str) -> Path:
     """Run one step and what it needs, and return the folder of its outputs. Raises PacelineError."""
     graph = current.steps
     make_all(graph, [name], note, at_once=process_count())
-    return _out(graph, name)
+    return _output_folder(graph, name)
 
 
-def _out(graph: Graph, name: str) -> Path:
+def _output_folder(graph: Graph, name: str) -> Path:
     """Return the folder of a made step's outputs."""
     status = graph.status(name)
     assert status.made is not None, "make_all raises where it isn't"

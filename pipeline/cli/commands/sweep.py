@@ -98,7 +98,7 @@ def run(space: Space, invocation: Invocation) -> None:
         folder.write(folders.describe(space, space.trials[0].config.shown_words(invocation.overrides)))
         duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
         headline = (
-            f"sweep {folder.name}: {counted(len(space.trials), 'trial')}{duplicates}, {_at_once(space)} at a time"
+            f"sweep {folder.name}: {counted(len(space.trials), 'trial')}{duplicates}, {_slot_count(space)} at a time"
         )
         ended = run_trials(space, Grid(space.trials), folder, headline, invocation)
     results = _results(ended)
@@ -110,7 +110,7 @@ def _results(ended: Sequence[Settled]) -> list[TrialResult]:
     return [result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
 
 
-def _at_once(trials: Space | SearchPlan) -> int:
+def _slot_count(trials: Space | SearchPlan) -> int:
     return max(1, len(trials.slots))
 
 
@@ -124,7 +124,7 @@ def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_keep(folder, error) from error
+        raise _write_error(folder, error) from error
     lock = FileLock(folder.lock)
     if not lock.take():
         note(f"another command is running sweep {folder.name}; waiting for it")
@@ -135,8 +135,8 @@ def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
         remove_leftovers([folder.path])
         yield
     except OSError as error:
-        raise _cannot_keep(folder, error) from error
-    except Killed as error:
+        raise _write_error(folder, error) from error
+    except Killed as error:  # Ctrl-C, SIGTERM or --budget
         record, entries = folder.read(), folders.latest(folder.entries()).values()
         done = sum(entry.state is State.FINISHED for entry in entries)
         so_far = (
@@ -148,7 +148,7 @@ def lock_of_sweep(folder: SweepFolder) -> Iterator[None]:
         lock.release()
 
 
-def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
+def _write_error(folder: SweepFolder, error: OSError) -> PacelineError:
     """Return the error about a sweep's folder that can't be written."""
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
     return PacelineError(what, hint=write_hint(error, folder.path.parent.parent))
@@ -166,7 +166,9 @@ def run_trials(
     if isinstance(trials, SearchPlan):
         goal = objectives(trials.config)[0]
         metric, maximize = goal.metric, goal.direction == "maximize"
-    state = SweepState(name=folder.name, total=source.total, at_once=_at_once(trials), metric=metric, maximize=maximize)
+    state = SweepState(
+        name=folder.name, total=source.total, at_once=_slot_count(trials), metric=metric, maximize=maximize
+    )
     name = f"{counted(source.total, 'trial')} of {what_runs(first.resolved)}"
     with (
         terminal.screen(lambda: SweepPicture(state, folder.path.parent.parent), of_trials=True) as screen,
@@ -229,7 +231,7 @@ def show_trials(space: Space, invocation: Invocation) -> None:
         state, why = trial_state(trial, entries, invocation.is_on("retry_failed"))
         rows.append((str(trial.number), trial.key or "-", state, why, " ".join(trial.chosen)))
         done += state == "done"
-    say(f"sweep {name}: {counted(len(space.trials), 'trial')}, {done} done, {_at_once(space)} at a time")
+    say(f"sweep {name}: {counted(len(space.trials), 'trial')}, {done} done, {_slot_count(space)} at a time")
     say(aligned(rows))
 
 
@@ -271,12 +273,12 @@ def search(current: Session) -> None:
         record = SweepRecord(
             key=plan.key, configurations=plan.key, total=study.total,
             words=plan.representative_trial.config.shown_words(current.invocation.overrides),
-            at_once=_at_once(plan), by=goals[0].metric, goals=directions,
+            at_once=_slot_count(plan), by=goals[0].metric, goals=directions,
         )  # fmt: skip
         pruner = "" if plan.config.pruner == "none" else f", pruner {plan.config.pruner}"
         headline = (
             f"sweep {folder.name}: search={plan.config.name}, {study.total} trials of which {study.begun} have begun, "
-            f"{_at_once(plan)} at a time{pruner}"
+            f"{_slot_count(plan)} at a time{pruner}"
         )
         source = SearchSource(study, plan, partial(_record_trial, folder, record), note)
         ended = run_trials(plan, source, folder, headline, current.invocation)

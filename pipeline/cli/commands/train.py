@@ -56,10 +56,7 @@ def _fetch_data(current: Session) -> None:
 
 
 def train(current: Session) -> None:
-    """Train the run, or with --force (`doit -a`) repeat a finished one in a separate folder and compare.
-
-    With --prove, the run is then proven (`doit prove`).
-    """
+    """Train the run, or repeat a finished one and compare (--force, `doit -a`); then prove it (--prove)."""
     run, invocation = current.run, current.invocation
     is_done = run is not None and run.reason is None
     proves = invocation.is_on("prove") and not invocation.is_on("detach")  # with --detach, the detached command does it
@@ -151,6 +148,7 @@ def _train_in_view(run: Run, cluster: Cluster, *, attach: bool) -> Result:
 
 
 def _report_end(current: Session, run: Run, result: Result) -> None:
+    """Print the result, where its files are, the next commands, and what the user has to know about it."""
     say(f"FINISHED {run.key.short}: {figures(result)}", folds=True)
     for line in ranks.outliving_processes(run.folder):
         note(f"WARNING: outlived the script and was ended, so what it had not written yet is lost: {line}")

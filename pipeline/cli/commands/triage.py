@@ -90,7 +90,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     """Read from a run's folder why it failed. ``runs_dir_words``: overrides for the next command."""
     run, entries = read(folder), journal.read(folder.journal)
     attempt = entries[-1].attempt if entries else 0
-    errors = _errors(folder, attempt)
+    errors = _rank_errors(folder, attempt)
     # a reservation says why nothing may be claimed about the run's figures: unproven, not finished
     failed = run.failure or (run.reservation if run.state != State.FINISHED else "")
     failed = failed if len(failed) <= _MAX_FAILED else f"{failed[:_MAX_FAILED]}…"
@@ -107,7 +107,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     frames = without_message(error.traceback, error.message) if error else ""
     traceback = shortened(frames, folder.key) if frames.strip() else ""  # frames of the user's code, and the last one
     evidence = {"traceback": _last_lines(traceback, _MAX_TRACEBACK)} if traceback else {}
-    if run.failure and (log := _log(folder, attempt, host, rank)):
+    if run.failure and (log := _log_excerpt(folder, attempt, host, rank)):
         evidence[f"log of {host}"] = log
     return Triage(
         run=f"{run.key} {run.state}{f', attempt {attempt}' if entries else ''}",
@@ -121,7 +121,7 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     )
 
 
-def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
+def _rank_errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
     """Return pairs (host, error) of an attempt's ranks, the earliest first, without errors that another one caused."""
     errors: list[tuple[str, RankError]] = []
     for path in sorted((folder.path / run_folder.ATTEMPTS / str(attempt)).glob("*.exit.json")):
@@ -138,7 +138,7 @@ def _errors(folder: RunFolder, attempt: int) -> list[tuple[str, RankError]]:
     return [(host, error) for host, error in errors if not is_consequence(error)] or errors
 
 
-def _log(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
+def _log_excerpt(folder: RunFolder, attempt: int, host: str, rank: int | None) -> str:
     """Return the last lines before the first traceback in a host's log, of all ranks if ``rank`` is None; or ''."""
     path = folder.path / run_folder.ATTEMPTS / str(attempt) / f"{host}.log"
     try:

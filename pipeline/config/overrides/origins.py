@@ -34,10 +34,7 @@ class Value(NamedTuple):
 
 
 def values(words: Sequence[str]) -> list[Value]:
-    """Return every field of the configuration composed from ``words``, resolved and with secrets masked.
-
-    Raises UsageError: an override that can't be composed.
-    """
+    """Return all fields of the configuration composed from ``words``, with secrets masked. Raises UsageError."""
     with compose.hydra_ready():
         config = compose.compose_now(words)
         origins = _origins(words)

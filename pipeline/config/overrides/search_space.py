@@ -160,6 +160,7 @@ def space(overrides: Sequence[Override]) -> SearchSpace:
 
 
 def _dimension(key: str, override: Override) -> Dimension:
+    """Return the dimension that a word with several values describes. Raises UsageError: as ``space``."""
     word = str(override.input_line)
     value = override.value()
     tags: set[str] = getattr(value, "tags", set())

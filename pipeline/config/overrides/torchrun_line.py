@@ -38,7 +38,7 @@ _NOT_NEEDED = {  # option of torchrun → why it is ignored
 }
 _OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove", "--retry-failed", "--fork")
 _OWN_OPTIONS = ("--budget", "--max-trials", "-n")
-"""Paceline's own flags before the script: without and with a value."""
+"""Paceline's own flags before the script; those of _OWN_OPTIONS have a value."""
 _OF_PACELINE = re.compile(r"cluster(?:\.\w+)*=|tracking=|paths\.(?:runs|data)=")
 """Behind the script, a word that begins so was probably meant for Paceline."""
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")  # torchrun's options
@@ -47,9 +47,7 @@ _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python"
 def translated(
     argv: Sequence[str], folder: Path, root: Path, verbs: Collection[str] = ()
 ) -> tuple[list[str], list[str]]:
-    """Translate a line of `torchrun` or `run`; return the words for doit, and notes for the user.
-
-    Other command lines are returned unchanged.
+    """Return a line of `torchrun` or `run` as words for doit, and notes for the user; another line as it is.
 
     Args:
         folder: the folder where the command was typed.
@@ -66,8 +64,8 @@ def translated(
     is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in following)
     if not is_line or following[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*before}:
         return [*argv], []
-    own_flags, typed = _own_flags(following)
-    line = _of_torchrun(typed, root) if name == "torchrun" else _of_run(typed)
+    own_flags, typed = _split_own_flags(following)
+    line = _parse_torchrun(typed, root) if name == "torchrun" else _parse_run(typed)
     _refuse_misplaced(line, [name, *typed])
     has_verb = any(word in verbs for word in before)
     start = [*before, *([] if has_verb else ["sweep" if line.sweep else "train"]), *own_flags]
@@ -77,7 +75,7 @@ def translated(
         for word in line.args
         if _OF_PACELINE.match(word)
     ]
-    notes += _replaced_by_sweeps(line)
+    notes += _replacement_notes(line)
     return [*start, *overrides_of(line, folder, root, splits="sweep" in before)], notes
 
 
@@ -96,9 +94,9 @@ def _refuse_no_script(argv: Sequence[str], folder: Path) -> None:
         raise UsageError(f"{argv[1]} is a folder, and run needs a script", hint=f"doit run {shlex.quote(named)}")
 
 
-def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
+def _replacement_notes(line: ScriptLine) -> Iterator[str]:
     """Yield a note for each argument of the script that the values of ``--sweep`` replace."""
-    sweeps = _sweeps(line)
+    sweeps = _sweep_values(line)
     words_before, words_after = ["", *line.args], [*line.args[1:], "--end"]
     for before, word, following in zip(words_before, line.args, words_after, strict=False):
         option, equals, _ = word.partition("=")
@@ -110,7 +108,7 @@ def _replaced_by_sweeps(line: ScriptLine) -> Iterator[str]:
             yield f"--sweep {name}={sweeps[name]} replaces {word if equals else f'{word} {following}'}"
 
 
-def _own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return Paceline's own flags before the script, and the other words."""
     script = next((n for n, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
     own, others = list[str](), list[str]()
@@ -139,11 +137,11 @@ def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
             )
 
 
-def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
+def _parse_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
     """Parse the words behind `torchrun`. Raises UsageError: torchrun wouldn't take them, or Paceline can't."""
     if not typed:
         raise UsageError("torchrun needs a script", hint="doit torchrun --nproc-per-node 2 train.py --lr 0.1")
-    answer = _torchs_answer(typed, root)
+    answer = _ask_torch(typed, root)
     if "error" in answer:
         hint = "doit torchrun --nproc-per-node 2 train.py --lr 0.1: the script's own options stand behind it"
         if "--hostfile" in answer["error"]:
@@ -151,6 +149,7 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
         elif "argument --sweep" in answer["error"]:
             hint = _SWEEP_FORM
         raise UsageError(f"torchrun: {answer['error']}", hint=hint)
+    # what torchrun would do by these options: translated, done by Paceline anyway, or impossible
     translated: dict[str, Any] = {}
     not_needed: dict[str, list[str]] = {}
     for name, value in answer.pop("options").items():
@@ -164,7 +163,7 @@ def _of_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
     return ScriptLine(**answer, **translated, not_needed=not_needed)
 
 
-def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
+def _ask_torch(typed: Sequence[str], root: Path) -> dict[str, Any]:
     """Have torch's own parser sort the words; return the answer of trainers/torchrun_options.py, which describes it.
 
     Answers are cached, because an import of torch takes seconds.
@@ -188,7 +187,7 @@ def _torchs_answer(typed: Sequence[str], root: Path) -> dict[str, Any]:
     return {**answer, "args": [*typed[len(typed) - answer["args"] :]]} if "args" in answer else {**answer}
 
 
-def _of_run(typed: Sequence[str]) -> ScriptLine:
+def _parse_run(typed: Sequence[str]) -> ScriptLine:
     """Parse ``[-m] [--cluster NAME] [--sweep NAME=VALUES] [OVERRIDE …] SCRIPT ARGUMENTS``. Raises UsageError."""
     overrides, sweep = list[str](), list[str]()
     cluster, is_module, position = None, False, 0
@@ -268,8 +267,8 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
     """
     if line.cluster:
         yield f"cluster={line.cluster}"
-    yield from _nodes(line)
-    yield from _ranks(line)
+    yield from _node_overrides(line)
+    yield from _rank_overrides(line)
     if line.max_restarts is not None:
         yield f"cluster.max_restarts={line.max_restarts}"
     if line.no_python:
@@ -282,7 +281,8 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
     if not line.with_torchrun:
         yield "program.torchrun=false"
     arguments = [_argument(word, before, folder) for before, word in zip(["", *line.args], line.args, strict=False)]
-    yield from _by_name(_named([argument.word for argument in arguments]), _sweeps(line), splits=splits)
+    by_name = _arguments_by_name([argument.word for argument in arguments])
+    yield from _argument_overrides(by_name, _sweep_values(line), splits=splits)
     # small files among the arguments are copied with the code; typed program.inputs are added to them
     inputs = [Path(os.path.relpath(item.input, root)).as_posix() for item in arguments if item.input is not None]
     typed_inputs = [word for word in line.overrides if word.startswith(_INPUTS) and word.endswith("]")]
@@ -292,7 +292,7 @@ def overrides_of(line: ScriptLine, folder: Path, root: Path, *, splits: bool) ->
     yield from (word for word in line.overrides if word not in typed_inputs)
 
 
-def _sweeps(line: ScriptLine) -> dict[str, str]:
+def _sweep_values(line: ScriptLine) -> dict[str, str]:
     """Return name → values, as typed, of each ``--sweep NAME=VALUES``. Raises UsageError."""
     sweeps = dict[str, str]()
     for text in line.sweep:
@@ -306,7 +306,7 @@ def _sweeps(line: ScriptLine) -> dict[str, str]:
     return sweeps
 
 
-def _nodes(line: ScriptLine) -> Iterator[str]:
+def _node_overrides(line: ScriptLine) -> Iterator[str]:
     """Yield the number of nodes if it isn't the default. Raises UsageError: ``--nnodes=MIN:MAX``, which is elastic."""
     minimum, _, maximum = (line.nnodes or "").partition(":")
     if maximum not in ("", minimum):
@@ -318,7 +318,7 @@ def _nodes(line: ScriptLine) -> Iterator[str]:
         yield f"cluster.nnodes={minimum}"
 
 
-def _ranks(line: ScriptLine) -> Iterator[str]:
+def _rank_overrides(line: ScriptLine) -> Iterator[str]:
     """Yield the number of ranks: as typed, else that of the named cluster, else one as torchrun's default."""
     count = line.nproc_per_node
     if count is None:
@@ -336,7 +336,7 @@ def _ranks(line: ScriptLine) -> Iterator[str]:
         raise UsageError(f"--nproc-per-node={count} must be a whole number from 1, gpu or auto")
 
 
-def _named(args: Sequence[str]) -> dict[str, Any]:
+def _arguments_by_name(args: Sequence[str]) -> dict[str, Any]:
     """Return the arguments as a mapping for ``program.args``: option → its value, list of values or True (a flag).
 
     A bare word (a positional argument, ``--lr=0.1``, a repeated option) has its number as name: ``_1``. The mapping
@@ -360,10 +360,10 @@ def _named(args: Sequence[str]) -> dict[str, Any]:
     return {name: True if value == [] else values.get(name, value) for name, value in mapping.items()}
 
 
-def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
-    """Yield ``program.args.NAME=VALUE`` for the arguments of ``_named``, with the values of ``sweeps`` in place."""
+def _argument_overrides(arguments: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: bool) -> Iterator[str]:
+    """Yield ``program.args.NAME=VALUE`` for each argument, with the values of a sweep, if any, in place of its own."""
     remaining, previous_word = dict(sweeps), ""
-    for name, value in named.items():
+    for name, value in arguments.items():
         flag, previous_word = previous_word, value if is_bare(name) else ""
         is_value = is_bare(name) and flag.startswith("-")  # the value of a bare option, such as --z
         values = remaining.pop(flag.lstrip("-") if is_value else name, None)
@@ -374,22 +374,22 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
             )
         option = value.partition("=")[0] if is_bare(name) else ""
         if option != value and (swept := option.lstrip("-")) in remaining:  # --lr=0.1, or Hydra's lr=0.1
-            yield f"program.args.{name}={_each_with(option, remaining.pop(swept))}"
+            yield f"program.args.{name}={_prefix_values(option, remaining.pop(swept))}"
         elif values is not None or (splits and isinstance(value, str) and "," in value and not is_bare(name)):
-            yield f"program.args.{name}={_as_typed(values or value, as_texts=is_bare(name))}"
+            yield f"program.args.{name}={_quote_values(values or value, as_texts=is_bare(name))}"
         elif isinstance(value, list):
-            yield f"program.args.{name}=[{','.join(map(_value, value))}]"
+            yield f"program.args.{name}=[{','.join(map(_quote_value, value))}]"
         else:
-            yield f"program.args.{name}={'true' if value is True else _value(value)}"
+            yield f"program.args.{name}={'true' if value is True else _quote_value(value)}"
     # sweeps of options that are not on the line
-    n_bare = sum(map(is_bare, named))
+    n_bare = sum(map(is_bare, arguments))
     for name, values in remaining.items():
         if "." not in name:
-            yield f"program.args.{name}={_as_typed(values)}"
+            yield f"program.args.{name}={_quote_values(values)}"
             continue
         # a dotted name is no key of program.args; the form of the other words shows which one the script takes
-        words = [str(value) for bare, value in named.items() if is_bare(bare)]
-        has_options = len(words) < len(named) or any(word.startswith("--") for word in words)
+        words = [str(value) for bare, value in arguments.items() if is_bare(bare)]
+        has_options = len(words) < len(arguments) or any(word.startswith("--") for word in words)
         if any(_LIKE_HYDRA.match(word) for word in words) == has_options:
             raise UsageError(
                 f"--sweep {name}={values}: whether the script takes {name}=VALUE or --{name} VALUE can't be seen",
@@ -399,17 +399,18 @@ def _by_name(named: Mapping[str, Any], sweeps: Mapping[str, str], *, splits: boo
             n_bare += 1
             yield f"program.args._{n_bare}='--{name}'"
         n_bare += 1
-        yield f"program.args._{n_bare}={_as_typed(values, as_texts=True) if has_options else _each_with(name, values)}"
+        argument = _quote_values(values, as_texts=True) if has_options else _prefix_values(name, values)
+        yield f"program.args._{n_bare}={argument}"
 
 
-def _each_with(option: str, values: str) -> str:
+def _prefix_values(option: str, values: str) -> str:
     """Return ``lr=0.1,lr=0.01`` for the option ``lr`` and the values ``0.1,0.01``."""
     if _EXPRESSION.search(values):
         raise UsageError(f"--sweep {option}={values}: of this option the values are written one by one: {option}=0,1,2")
-    return ",".join(_value(f"{option}={value}") for value in values.split(","))
+    return ",".join(_quote_value(f"{option}={value}") for value in values.split(","))
 
 
-def _as_typed(values: str, *, as_texts: bool = False) -> str:
+def _quote_values(values: str, *, as_texts: bool = False) -> str:
     """Quote the values of a sweep so that the script gets numbers as they were typed: 1e-3 and not 0.001.
 
     ``as_texts``: also quote true, false and null, which otherwise say whether a flag is passed.
@@ -417,10 +418,10 @@ def _as_typed(values: str, *, as_texts: bool = False) -> str:
     if _EXPRESSION.search(values):  # range(3), or values in quotes
         return values
     is_text = _NUMBER_OR_WORD if as_texts else _NUMBER
-    return ",".join(_value(text) if is_text.fullmatch(text) else text for text in values.split(","))
+    return ",".join(_quote_value(text) if is_text.fullmatch(text) else text for text in values.split(","))
 
 
-def _value(text: str) -> str:
+def _quote_value(text: str) -> str:
     return text if _PRINTED_ALIKE.fullmatch(text) else hydra_value(text)
 
 
@@ -438,18 +439,18 @@ def _argument(word: str, before: str, folder: Path) -> _Argument:
     flag = option if equals else before if before.startswith("-") else ""
     path = folder / name
     if not name or name.startswith(("/", "~", "-")) or not os.path.exists(path):  # noqa: PTH110  (no error for a long text)
-        return _Argument(_literal(word))
+        return _Argument(_escape_braces(word))
     # `train.py resnet`, and a folder of code that is called resnet; an output, or a folder with the project, is no data
     may_be_subcommand = not flag and "/" not in name and path.is_dir() and any(path.glob("*.py"))
     if may_be_subcommand or is_written(flag) or folder.resolve().is_relative_to(path.resolve()):
-        return _Argument(_literal(word))
+        return _Argument(_escape_braces(word))
     is_small = path.is_file() and path.stat().st_size <= _SMALL_BYTES
     if is_small and path.resolve().is_relative_to(folder.resolve()):
-        return _Argument(_literal(word), path)
-    return _Argument(_literal(f"{option}{equals}{os.path.abspath(path)}"))  # noqa: PTH100  (symbolic links stay)
+        return _Argument(_escape_braces(word), path)
+    return _Argument(_escape_braces(f"{option}{equals}{os.path.abspath(path)}"))  # noqa: PTH100  (symbolic links stay)
 
 
-def _literal(word: str) -> str:
+def _escape_braces(word: str) -> str:
     """Double all braces except Paceline's placeholders, so that they reach the script as typed."""
     return escaped(
         word, lambda name: name in PLACEHOLDERS or is_resume(name) or re.fullmatch(r"data\d+", name) is not None

@@ -19,8 +19,7 @@ from pipeline.config.overrides.words import SCRIPT_FIELDS, for_hydra
 from pipeline.config.schema import texts
 from pipeline.core.errors import UsageError
 
-Overrides = tuple[str, ...]
-"""The overrides of one trial, each with one value."""
+Overrides = tuple[str, ...]  # the overrides of one trial, each with one value
 
 _ABSENT = object()
 

@@ -50,10 +50,10 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     if any(word.startswith(_NAMES_A_SCRIPT) for word in overrides):
         chooses_program = any(word.startswith("program=") for word in overrides)
         overrides = [*([] if chooses_program else ["program=script"]), *overrides]
-    return [_translated(word) for word in overrides]
+    return [_translate_word(word) for word in overrides]
 
 
-def _translated(word: str) -> str:
+def _translate_word(word: str) -> str:
     """Return one word in Hydra's syntax."""
     if word.startswith(_NEW_ENTRY):
         return f"++{word}"
@@ -123,10 +123,8 @@ _NEEDS_NO_QUOTES = re.compile(r"[\w./-]+")
 def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ...]:
     """Convert overrides that were typed in ``folder`` to words with the same meaning in the project folder ``root``.
 
-    Placeholders such as {run} are quoted. The path of a script or of data in ``folder`` becomes relative to ``root``;
-    the script's working directory becomes ``folder``.
-
-    Raises UsageError: a word about Hydra itself.
+    Paths of scripts and data become relative to ``root``, and the script's working directory ``folder``. Placeholders
+    such as {run} are quoted. Raises UsageError: a word about Hydra itself.
     """
     for word in words:
         # Hydra's own settings are about folders, logs and processes, which Paceline manages itself
