@@ -26,7 +26,7 @@ class PacelineLauncher(Launcher):
         self._application: Any = sys.modules[task_function.__module__]  # pipeline/__main__.py
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Train the jobs; return no results for Hydra, because results lie in the run folders.
+        """Train the jobs; return no results for Hydra, because they are in the run folders.
 
         Ends the command: with exit code 1 if a trial fails, with 3 for wrong words.
         """

@@ -54,7 +54,7 @@ _SCRIPT_VERBS = ("run", "torchrun")  # the first words of a line that starts a s
 
 
 class CommandError(Exception):
-    """A command that failed. ``code`` and ``hint`` are those of its JSON answer (docs/json.md)."""
+    """The error of a command that failed, with ``code`` and ``hint`` of its JSON answer (docs/json.md)."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message if failure.hint is None else f"{failure.message}\n  try: {failure.hint}")
@@ -221,7 +221,7 @@ _SHOWN_METRICS = 8
 
 @dataclass(frozen=True)
 class Run:
-    """One run. Its properties read the run folder each time, so a run in progress shows how it stands now.
+    """One run. Its properties read the run folder each time, so they show the present state of a run in progress.
 
     Attributes:
         key: the run's key, the name of its folder.

@@ -65,7 +65,7 @@ def _page(words: Sequence[str]) -> str:
 
 
 def version() -> str:
-    """Return Paceline's version, and those of its main dependencies."""
+    """Return the versions of Paceline, doit and Python."""
     if IS_INSTALLED:
         paceline = metadata.version("paceline")
     else:

@@ -142,7 +142,7 @@ def _template(name: str) -> str:
 
 
 def refuse_name(name: str) -> None:
-    """Raise UsageError if a name is unfit for the project's package: no identifier, or that of another module."""
+    """Raise UsageError for a name that the project's package can't have: no identifier, or another module's name."""
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name) or name.startswith("__"):
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
         similar = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"

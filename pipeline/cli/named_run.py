@@ -163,7 +163,7 @@ def _refuse_unreachable(folder: RunFolder, invocation: Invocation, launcher: str
 
 
 def _launchers(folder: RunFolder) -> list[str]:
-    """Return the launchers of the run's open starts and its newest one; without any, that of its configuration."""
+    """Return the launchers of the run's open starts and newest start, or if it has none, of its configuration."""
     newest = starts.newest_plan(folder.path)
     plans = [start.plan for start in starts.open_starts(folder.path)] + ([newest] if newest is not None else [])
     names: list[Any] = [plan.launcher for plan in plans] or [_stored_section(folder, "cluster").get("launcher")]

@@ -80,7 +80,7 @@ class Session:
         return initial_weights_of(self.config, ROOT)
 
     def _build_config(self) -> RunConfig:
-        """Compose the configuration of one run, or take that of the run that ``run=KEY`` names; check it as a whole."""
+        """Compose the configuration of one run, or read it from the run that ``run=KEY`` names; check it as a whole."""
         resolved, words = self._resolved(), self.invocation.overrides
         attaches_to_any = self.invocation.verb == "attach" and not self.invocation.names_run
         if attaches_to_any or self._takes_stored_config:
@@ -128,7 +128,7 @@ class Session:
         if self._composed is not None:
             return compose.resolve(self._composed)
         resolved = compose.resolve(compose.compose_config(self._composed_words))
-        # only a training makes the folder for runs, in which the memo lies
+        # the memo is a file in the runs folder, which only a training may create
         if self.invocation.verb == "train" or (ROOT / resolved["paths"]["runs"]).is_dir():
             memo.keep(resolved)
         return resolved
@@ -145,7 +145,7 @@ class Session:
 
     @property
     def sweeps(self) -> bool:
-        """Whether the overrides stand for several trials. `doit plan` takes a run or a sweep. Raises UsageError."""
+        """Whether the overrides describe several trials; `doit plan` takes a run or a sweep. Raises UsageError."""
         verb = VERBS.get(self.invocation.verb or "")
         if self.invocation.verb == "plan":
             from pipeline.config.overrides.trials import jobs  # not before: Hydra's parser of overrides

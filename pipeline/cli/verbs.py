@@ -32,7 +32,7 @@ class Option(NamedTuple):
         return self.value in ("1", "0")
 
     def flags(self, name: str) -> tuple[str, ...]:
-        """Return all names of its flag without dashes, that of help first; ``name`` is the option's."""
+        """Return all names of the flag of the option ``name``, without dashes; help shows the first one."""
         dashed_name = name.replace(".", "-").replace("_", "-")
         if self.value == "0":
             return (f"no-{dashed_name}",)
@@ -350,7 +350,7 @@ _VERBS: Mapping[str, Verb] = {
         },
         examples=("prove 495e1d", "prove last --kills 10 --moments 1")),
     "diff": Verb(module="reproduce", overrides="place", answers=True, arguments="KEY [KEY]",
-        summary="where two trainings part: step, rank, module and operator",
+        summary="where two trainings first differ: step, rank, module and operator",
         details="Compares the digests of two runs (trainer.digests=N), or of a run and its reproduction, then trains "
         "the steps around the first difference of both again, on this computer, and compares what each operator gave. "
         "Exit code 1: they differ. See docs/diff.md.",

@@ -316,7 +316,7 @@ def stored_config(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[
 
 
 def stored_overrides(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
-    """Return the overrides with placeholders for secrets, and without those of the section ``notify``."""
+    """Return the overrides as a run stores them: with placeholders for secrets, without the section ``notify``."""
     kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
     return tuple(mask_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
 

@@ -60,16 +60,16 @@ def own_content(name: str) -> dict[str, Any]:
 
 def _choices(entries: Any, path: Path) -> list[dict[str, Any]]:
     """Return the entries of a defaults list as ``override /GROUP: OPTION``, because conf/config.yaml chooses first."""
-    chosen = []
+    choices = []
     for entry in entries if isinstance(entries, list) else [entries]:
         if isinstance(entry, Mapping):
-            chosen += [{f"override /{group_of(key)}": option} for key, option in entry.items()]
+            choices += [{f"override /{group_of(key)}": option} for key, option in entry.items()]
         elif entry != "_self_":
             raise UsageError(
                 f"{shown(path, ROOT)}: {entry!r} chooses no option, and its defaults list does nothing else",
                 hint="- tracking: none",
             )
-    return chosen
+    return choices
 
 
 def group_of(key: Any) -> str:
@@ -136,15 +136,16 @@ def groups(root: Path = ROOT) -> list[OptionGroup]:
     """Return the groups in the order of config.yaml. Raises OSError."""
     folders = conf_dirs(root)
     defaults = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))  # group → option
-    found = []
+    option_groups = []
     for name, option in defaults.items():
         if any((folder / name).is_dir() for folder in folders):
             # the project's files come last, because they replace Paceline's of the same name
             files = {path.stem: path for folder in reversed(folders) for path in (folder / name).glob("*.yaml")}
             heads = {stem: _COMMENT.search(path.read_text(encoding="utf-8")) for stem, path in sorted(files.items())}
             options = {stem: head[1] if head else "" for stem, head in heads.items()}  # the first comment describes it
-            found.append(OptionGroup(name=name, options=options, default=None if option == "null" else option))
-    return found
+            default = None if option == "null" else option
+            option_groups.append(OptionGroup(name=name, options=options, default=default))
+    return option_groups
 
 
 def config_file(folders: Sequence[Path]) -> Path:

@@ -137,7 +137,7 @@ def _ask_child(targets: Sequence[str], root: Path, python_path: Sequence[str]) -
 
 
 def _refuse_missing_module(setting: str, module: str, root: Path, python_path: Sequence[str]) -> None:
-    """Raise UsageError if a module lies neither in the project nor in an installed package, with a similar name."""
+    """Raise UsageError, with a similar name, if a module is neither in the project nor in an installed package."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise UsageError(
             f"{setting}: {module} is a module of Python's own, and none of its classes or functions is made for this",

@@ -254,7 +254,7 @@ class ScriptData:
         return any(folder.is_relative_to(path) for folder in other_folders) or str(path).startswith(_OF_THE_SYSTEM)
 
     def _placeholder(self, path: Path, field: str, written_path: str) -> str:
-        """Return the placeholder for a path, which becomes data unless it lies in data found before."""
+        """Return the placeholder for a path, and add the path to the data unless it is inside of data found before."""
         for number, data in enumerate(self.paths):
             if path.is_relative_to(data.path):
                 below = path.relative_to(data.path).as_posix()

@@ -129,7 +129,7 @@ class UnknownKeyError(UsageError):
         return None if parts[-1] in ("name", "run") else next(same, None)  # several groups have these fields
 
     def _most_similar(self) -> str | None:
-        """Return the most similar name: in the key's section if there is such a one, else of all fields and groups."""
+        """Return the most similar name: in the key's section if there is such a section, else among all names."""
         parts, by_short_name = _parts(self.key), {name.rpartition(".")[2]: name for name in reversed(self._chosen)}
         word, names = parts[-1], {name.rpartition(".")[2]: name for name in self._chosen if _is_in(parts[0], name)}
         if len(parts) == 1:

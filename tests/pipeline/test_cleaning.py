@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.cli.commands import clean as cleaning
 from pipeline.cli.commands.clean import superseded
-from pipeline.core import documents
+from pipeline.core import cache, documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock
@@ -71,7 +71,7 @@ def name_in_sweep(runs_dir: Path, key: str) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != cache.FOLDER)
 
 
 def with_checkpoint(folder: RunFolder) -> RunFolder:

@@ -87,7 +87,7 @@ def described(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         root,
         (),
     )
-    monkeypatch.setattr(own_targets, "_imported", lambda targets, *_: {one: known[one] for one in targets})
+    monkeypatch.setattr(own_targets, "_describe", lambda targets, *_: {one: known[one] for one in targets})
 
 
 def named(settings: Any) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_the_first_error_of_all_hosts_is_named_with_its_traceback_and_log(tmp_pa
     assert found["where"] == "node1 rank 3, node0 rank 0"
     assert found["evidence"]["traceback"] == TRACEBACK
     assert found["evidence"]["log of node1"].endswith("epoch 1\nthe end")
-    assert found["next"].startswith("mend what it names, then doit train ")
+    assert found["next"].startswith("fix what it names, then doit train ")
     assert len(json.dumps(found)) < 4_000  # about a thousand tokens
 
 
@@ -85,7 +85,7 @@ def test_a_finished_run_needs_nothing(tmp_path: Path, triaged: Printed) -> None:
         ("OSError: [Errno 28] No space left on device", "", "free space on node1; doit clean says"),
         ("EOFError: EOF when reading a line", "", "a run has no keyboard: let the script take the answer"),
         ("train.py: error: unrecognized arguments: --detach", "", "--detach is an option of this command"),
-        ("ValueError: x", '  File "/a/{key}/code/me.py", line 7, in f\n    f()\nValueError: x', "mend me.py, line 7"),
+        ("ValueError: x", '  File "/a/{key}/code/me.py", line 7, in f\n    f()\nValueError: x', "fix me.py, line 7"),
     ],
 )  # fmt: skip
 def test_the_next_step_mends_what_failed(tmp_path: Path, triaged: Printed, reason: str, trace: str, mend: str) -> None:

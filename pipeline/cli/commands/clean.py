@@ -136,8 +136,8 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
         return ""
     if row.key in needs:
         return needs[row.key]
-    if held := acceptance.accepted_for(folder.path):
-        return f"its result was accepted for {', '.join(held)}"
+    if keys := acceptance.accepted_for(folder.path):
+        return f"its result was accepted for {', '.join(keys)}"
     # a tracker that got a part of the run must have all of it before the only complete copy goes; None is MLflow
     was_sent = (folder.path / run_folder.TRACKING).exists()
     in_mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
@@ -145,8 +145,8 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
     inputs = fingerprints(folder.path)
     missing = [
         name or "MLflow"
-        for name, known in records.items()
-        if known is None or (known.state, known.inputs) != (DONE, inputs)
+        for name, record in records.items()
+        if record is None or (record.state, record.inputs) != (DONE, inputs)
     ]
     return f"{' and '.join(missing)} hasn't all of it yet: doit record KEY" if missing else ""
 

@@ -77,7 +77,7 @@ def record(current: Session) -> None:
 
 
 def with_results(folder: RunFolder) -> RunFolder:
-    """Return the folder that has the results: for an accepted run, that of the finished run that counts for it."""
+    """Return the folder with the results; an accepted run has them in the folder of the run that was accepted."""
     _, accepted = acceptance.result_or_accepted(folder)
     if accepted is None:
         return folder

@@ -122,11 +122,11 @@ class Selection(NamedTuple):
 
 def selected(current: Session, state: str | None = None) -> Selection:
     """Return the matching runs. Raises UsageError: an unknown state, or an override that run folders don't store."""
-    runs_dir, chosen = current.config.runs_dir, filter_of(current.invocation.overrides, current.config.resolved)
+    runs_dir, run_filter = current.config.runs_dir, filter_of(current.invocation.overrides, current.config.resolved)
     rows = in_state(index.rows(runs_dir), state)
     configs: dict[str, Config] = {row.key: {} for row in rows}
-    if any(chosen) or len(rows) <= _MAX_COMPARED:
-        configs = chosen.configs(runs_dir, rows, in_part=True)
+    if any(run_filter) or len(rows) <= _MAX_COMPARED:
+        configs = run_filter.configs(runs_dir, rows, in_part=True)
     rows = [row for row in rows if row.key in configs]
     can_compare = len(rows) <= _MAX_COMPARED
     comparable = {row.key: configs[row.key] if can_compare and row.state != index.ALTERED else {} for row in rows}
@@ -193,7 +193,7 @@ def _sort(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]) ->
     """Sort the runs; the best, newest or largest comes last, above the next prompt."""
     if order == "size":
         return sorted(rows, key=lambda row: sizes_bytes[row.key])
-    if order in ("accuracy", "train_s"):
+    if order in ("accuracy", "train_s"):  # runs without the figure come first
         return sorted(rows, key=lambda row: -1.0 if getattr(row, order) is None else getattr(row, order))
     return sorted(rows, key=lambda row: row.unix_time if order == "time" else getattr(row, order))
 

@@ -80,7 +80,7 @@ def train_all(current: Session) -> None:
 
 
 def attach(current: Session) -> None:
-    """Take over an attempt whose command was closed or killed. Raises UsageError: it can't be that of this run."""
+    """Take over an attempt whose command was closed or killed. Raises UsageError: these words name no such run."""
     if is_finished(current):
         return
     run = current.run

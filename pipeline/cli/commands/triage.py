@@ -51,7 +51,7 @@ _FIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Triage:
-    """What is known of a run's end, without secrets. Its fields are those of the JSON answer."""
+    """The findings about a run, without secrets, in the form of the JSON answer."""
 
     run: str  # key, state and attempt
     key: str
@@ -192,7 +192,7 @@ def _fix(run: ComparedRun, host: str, traceback: str, logs: str) -> str:
             names = {"host": host, "logs": logs, "preflight": preflight, "clean": clean}
             return fix.format(**{**match.groupdict(), "missing": missing, **names})
     frames = _PROJECT_FRAME.findall(traceback)
-    return f"mend {frames[-1][0]}, line {frames[-1][1]}" if frames else "mend what it names"
+    return f"fix {frames[-1][0]}, line {frames[-1][1]}" if frames else "fix what it names"
 
 
 def _last_lines(text: str, max_length: int) -> str:

@@ -106,7 +106,7 @@ def _files(words: Sequence[str]) -> Iterator[tuple[ResultDefault, str, dict[Any,
         if (path := own.get(str(item.config_path))) is not None:
             origin = shown(path, ROOT)
         elif folder is not None:
-            # a project of one's own has a conf/ besides Paceline's
+            # outside of a clone of Paceline, a project has a conf/ besides Paceline's
             conf = "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
             path, origin = folder / name, f"{conf}/{name}"
         else:  # a schema, or Hydra's own file

@@ -63,7 +63,7 @@ def _interval_in_grid(interval: Override, *, has_search: bool) -> UsageError:
 
 
 def parsed_words(words: Sequence[str]) -> list[Override]:
-    """Parse the words, before them those of a named grid. Call it inside of ``hydra_ready()``. Raises UsageError."""
+    """Parse the words of a named grid, then these words. Call it inside of ``hydra_ready()``. Raises UsageError."""
     grid = [word for word in words if word.startswith("sweep=")]
     params = compose_now(grid, with_hydra=True).hydra.sweeper.params if grid else None
     return _parsed([*(f"{key}={value}" for key, value in (params or {}).items()), *words])
