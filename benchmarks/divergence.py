@@ -68,22 +68,22 @@ def main() -> int:
             folders = [made(place / f"run{len(planted) + without + number}") for number in range(len(drawn))]
             train([job(folder, plant) for folder, plant in zip(folders, drawn, strict=True)], place)
             for kind, plant, folder in zip(kinds, drawn, folders, strict=True):
-                parting, _ = divergence.first_difference(reference, divergence.read(folder))
-                if parting is None:
+                difference, _ = divergence.first_difference(reference, divergence.read(folder))
+                if difference is None:
                     without += 1
                 else:
-                    planted.append((kind, plant, folder, parting))
+                    planted.append((kind, plant, folder, difference))
         found = replays(place, equal[0], planted)
     right = 0
     counts = {kind: [0, 0] for kind in KINDS}
-    for (kind, plant, _, parting), origin in zip(planted, found, strict=True):
+    for (kind, plant, _, difference), origin in zip(planted, found, strict=True):
         is_right = origin is not None and (origin.step, origin.ranks, origin.operator) == (
             plant["step"], (plant["rank"],), plant["operator"])  # fmt: skip
         right += is_right
         counts[kind][0] += is_right
         counts[kind][1] += 1
         if not is_right:
-            print(f"  wrong: {kind} {plant}: {parting}; {origin}")
+            print(f"  wrong: {kind} {plant}: {difference}; {origin}")
     for kind, (good, of) in counts.items():
         print(f"| {kind} | {good} of {of} |")
     print(
@@ -95,15 +95,15 @@ def main() -> int:
 
 def replays(place: Path, reference: Path, planted: list[tuple[str, Any, Path, Any]]) -> list[Any]:
     """The origin of each plant; None: the replays are equal."""
-    parts = sorted({(parting.equal + 1, parting.step) for *_, parting in planted})
+    parts = sorted({(difference.equal + 1, difference.step) for *_, difference in planted})
     jobs = [replayed(reference, place / f"replay-{first}", None, first, last) for first, last in parts]
     works = [folder.with_name(f"replay-of-{folder.name}") for _, _, folder, _ in planted]
-    for (_, plant, folder, parting), work in zip(planted, works, strict=True):
-        jobs.append(replayed(folder, work, plant, parting.equal + 1, parting.step))
+    for (_, plant, folder, difference), work in zip(planted, works, strict=True):
+        jobs.append(replayed(folder, work, plant, difference.equal + 1, difference.step))
     train(jobs, place)
     return [
-        divergence.origin(divergence.recorded(place / f"replay-{parting.equal + 1}"), divergence.recorded(work))
-        for (*_, parting), work in zip(planted, works, strict=True)
+        divergence.origin(divergence.recorded(place / f"replay-{difference.equal + 1}"), divergence.recorded(work))
+        for (*_, difference), work in zip(planted, works, strict=True)
     ]
 
 

@@ -1,6 +1,8 @@
-"""Measurements on the hosts, launched like runs (the ranks run trainers.measuring); results lie in runs/diagnostics/.
+"""Measurements on the hosts. They are launched like runs, with ranks that run trainers.measuring, and leave their
+results in runs/diagnostics/.
 
-`doit preflight --measure` compares the speeds of hosts; `doit benchmark` measures one rank, more ranks and more hosts.
+`doit preflight --measure` compares the speeds of hosts; `doit benchmark` measures the throughput of one rank, of more
+ranks and of more hosts.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def run(
         write_atomic(folder / "code" / name, source.read_bytes())
     spec = AttemptSpec(
         run_dir=folder.resolve(),
-        run_key=f"{folder.name}-{secrets.token_hex(3)}",  # an equal one would end another user's on the same hosts
+        # random, because starts of one key on a host end each other: two users may measure at the same second
+        run_key=f"{folder.name}-{secrets.token_hex(3)}",
         attempt=1,
         trainer=_ENTRY,
         pack=pack,
@@ -99,6 +102,8 @@ def run(
 
 
 def _shown_by(say: WaitReports) -> Emit:
+    """Return the receiver of an attempt's events, which shows what users need of them."""
+
     def show(event: AttemptEvent) -> None:
         match event:
             case ShownLine(line=line):
@@ -136,21 +141,22 @@ class Speed:
     quantity: str  # ``matrix product`` or ``all-reduce``
     setup: str  # ranks and device, or ranks and backend; only speeds of equal setups are compared
     per_s: float  # operations or bytes a second
-    wrong_elements: int = 0  # of the sums of all-reduces
+    wrong_elements: int = 0  # in the sums of all-reduces
 
     def formatted(self, per_s: float) -> str:
+        """Return a speed (this one, or one to compare with) in this quantity's unit."""
         return f"{per_s / 1e9:,.1f} GFLOP/s" if self.quantity == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
 
 
 def speeds(result: Mapping[str, Any], labels: Sequence[str]) -> list[Speed]:
     """Return the speed of each host's slowest rank in matrix products, and each pair's bandwidth of all-reduces.
 
-    ``result``: host_speed.json. ``labels``: the hosts by node rank.
+    ``result``: the content of host_speed.json. ``labels``: the hosts by node rank.
     """
     measured = []
     for node_rank, label in enumerate(labels):
         ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]
-        device = ranks[0]["device"].partition(" ")[2] or result["device"]
+        device = ranks[0]["device"].partition(" ")[2] or result["device"]  # "cuda:0 NVIDIA H100" → "NVIDIA H100"
         slowest_per_s = min(float(rank["flop_per_s"]) for rank in ranks)
         setup = f"{len(ranks)} × {device}"
         measured.append(Speed(hosts=(label,), quantity="matrix product", setup=setup, per_s=slowest_per_s))
@@ -168,7 +174,7 @@ def speeds(result: Mapping[str, Any], labels: Sequence[str]) -> list[Speed]:
 
 
 def checks(measured: Sequence[Speed]) -> Iterator[Check]:
-    """Compare each speed with the others of its kind; much slower is a warning, a wrong sum a failed check."""
+    """Compare each speed with the others of its kind; a much slower one is a warning, a wrong sum a failed check."""
     for speed in measured:
         kind = (speed.quantity, speed.setup, len(speed.hosts))
         alike = [other for other in measured if (other.quantity, other.setup, len(other.hosts)) == kind]
@@ -182,15 +188,13 @@ def checks(measured: Sequence[Speed]) -> Iterator[Check]:
             seen, wanted = f"{pair}{speed.wrong_elements:,} elements of a sum are wrong", "right sums"
         elif speed.per_s < ENOUGH * usual_per_s:
             state, hint = State.WARNING, _LOOK
-            seen, wanted = (
-                f"{seen} ({speed.setup})",
-                f"at least {ENOUGH:.0%} of the others' {speed.formatted(usual_per_s)}",
-            )
+            seen = f"{seen} ({speed.setup})"
+            wanted = f"at least {ENOUGH:.0%} of the others' {speed.formatted(usual_per_s)}"
         yield Check(host=host, name=speed.quantity, state=state, seen=seen, wanted=wanted, hint=hint)
 
 
 BENCHMARK = "benchmark.json"
-_ALL_UP_TO = 4  # ranks or hosts: each number up to here is measured; of more, the powers of two and the last
+_ALL_UP_TO = 4  # each number of ranks or hosts up to here is measured; above, powers of two and the last number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +216,8 @@ class ScalingPoint:
     threads: int
     peak_flop_per_s: float | None
     flop_per_image: float
-    own_per_s: Sequence[float]  # images a second over all ranks, of each block of steps
-    reference_per_s: Sequence[float]  # the same of the reference loop, which takes turns with it
+    own_per_s: Sequence[float]  # images a second over all ranks, for each block of steps
+    reference_per_s: Sequence[float]  # the same for a plain loop, whose blocks take turns with Paceline's
 
     @classmethod
     def from_json(cls, throughput: Mapping[str, Any]) -> ScalingPoint:
@@ -306,8 +310,9 @@ def _commit(config: RunConfig, root: Path) -> str:
 
 # ------------------------------------------------------------------------------- clusters and tables (pure)
 def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
-    """Return clusters of 1…N ranks on the first host and of 1…M hosts; and texts about those that are left out, whose
-    ranks can't share a batch. Raises UsageError: none is possible."""
+    """Return clusters of 1…N ranks on the first host and of 1…M hosts; and texts about the clusters that are left out,
+    because their ranks can't share a batch. Raises UsageError: none is possible.
+    """
     first = cluster.hosts[0]
     clusters = [
         replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)
@@ -333,6 +338,7 @@ def _counts(last: int) -> list[int]:
 
 
 def table(benchmark: Benchmark) -> str:
+    """Format the result for a terminal: a line for each number of hosts and ranks."""
     first = benchmark.points[0]
     lines = [
         f"{first.model} ({first.parameters:,} parameters) on {first.dataset}, {first.precision}, "

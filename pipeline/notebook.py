@@ -456,7 +456,7 @@ def plot(*runs: Run | str, metric: str | None = None, x: str = "step", log: bool
         raise UsageError(f"x={x} is no axis; {suggestion(x, curves.AXES)}")
     current, keys = _session_and_keys("plot", runs)
     name, bands, _ = choosing.metric_and_bands(choosing.chosen_runs(current, keys), metric, x, keys=keys)
-    return Plot(tuple(curves.above_0(band) if log else band for band in bands), name, x, log)
+    return Plot(tuple(curves.positive_parts(band) if log else band for band in bands), name, x, log)
 
 
 def _session_and_keys(verb: str, runs: tuple[Run | str, ...]) -> tuple[Session, list[str]]:

@@ -1,1 +1,1 @@
-"""Compare runs: differences, which of them exceed the spread over seeds, curves, and reports."""
+"""Comparisons of runs: differences, which of them are larger than the spread over seeds, curves, and reports."""

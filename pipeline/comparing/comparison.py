@@ -1,5 +1,7 @@
-"""Compare groups of runs (metrics, configuration, data, environment, hosts, code); the comparison as text, Markdown and
-data.
+"""The comparison of groups of runs (`doit compare`): metrics, configuration, data, environment, hosts and code.
+
+A group has the runs that differ only in the seed; each group is compared with the first one. The comparison is
+formatted as text, Markdown and data.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from pipeline.sweep.results import number, with_spread
 from trainers.contract import run_folder
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
-_OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # facts shown per host
+_HOST_FACTS = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")
 _DIGEST = 12  # characters shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldRow:
-    """A field and its value in each group."""
+    """A field, and the field's value in each group as text."""
 
     name: str
     values: tuple[str, ...]
@@ -59,8 +61,8 @@ class AgainstFirst:
 
     label: str
     code: tuple[FileChange, ...]  # the differing files
-    differences: tuple[MeanDifference, ...]  # of the means that both groups have
-    reservation: str = ""  # why nothing may be claimed, or ''
+    differences: tuple[MeanDifference, ...]  # one for each metric of both groups
+    reservation: str = ""  # why nothing may be claimed about the differences, or ''
 
     def difference(self, metric: str) -> MeanDifference | None:
         return next((one for one in self.differences if one.metric == metric), None)
@@ -68,7 +70,9 @@ class AgainstFirst:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of groups of runs. ``parts`` maps each of PARTS to the fields that differ."""
+    """The comparison of groups of runs. ``against``: one for each further group. ``parts``: each of PARTS → the fields
+    that differ.
+    """
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
@@ -78,7 +82,7 @@ class Comparison:
 
 def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
     """Compare every group with the first; ``wanted`` selects metrics (empty: all). Reads code snapshots."""
-    firsts = [group.first for group in groups]
+    firsts = [group.first for group in groups]  # configuration and code are the same in all runs of a group
     fields = differing_fields(firsts)
     data = [str(run.parts.get("data") or "")[:_DIGEST] for run in firsts]
     recorded = {name: [run.parts.get(name) for run in firsts] for name in ("environment", "topology")}
@@ -109,13 +113,13 @@ def _against(first: Group, group: Group, metrics: Sequence[str]) -> AgainstFirst
 
 # ---------------------------------------------------------------------------------------------- parts
 def _hosts(group: Group) -> dict[str, Any]:
-    """Collect the hosts of a group's runs and their properties, each value once."""
-    facts_by_name: dict[str, dict[str, None]] = {}  # the inner ones are sets that keep the order of the runs
+    """Return fact → its values on the hosts of a group's runs, as text with each value once."""
+    facts_by_name: dict[str, dict[str, None]] = {}  # the inner dictionaries are sets in the order of the runs
     for run in group.runs:
         if run.hosts:
             facts_by_name.setdefault("names", {})[", ".join(run.hosts)] = None
         for facts in run.environments.values():
-            for name in _OF_HOST:
+            for name in _HOST_FACTS:
                 if facts.get(name) not in (None, "", []):
                     facts_by_name.setdefault(name, {})[hide(shown(facts[name]))] = None
         if run.provenance.get("git_commit"):
@@ -124,19 +128,21 @@ def _hosts(group: Group) -> dict[str, Any]:
     return {name: "; ".join(values) for name, values in facts_by_name.items()}
 
 
-def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
-    """Return a row for each field that differs between groups; ``known``: of each group its values, if any."""
-    recorded = [values for values in known if values]
-    names = sorted({name for values in recorded for name in values})
-    return _rows([name for name in names if len({repr(values.get(name)) for values in recorded}) > 1], known)
+def _differing(fields_of_groups: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
+    """Return a row for each field that differs between groups; a group without any field doesn't count."""
+    known = [fields for fields in fields_of_groups if fields]
+    names = sorted({name for fields in known for name in fields})
+    differing = [name for name in names if len({repr(fields.get(name)) for fields in known}) > 1]
+    return _rows(differing, fields_of_groups)
 
 
-def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
-    """Return a row for each field; '?' for a group whose values can't be trusted, as its run folders were altered."""
-    return tuple(
-        FieldRow(name=name, values=tuple(shown(field_value(values, name)) if values else "?" for values in known))
-        for name in names
-    )
+def _rows(names: Sequence[str], fields_of_groups: Sequence[Mapping[str, Any]]) -> tuple[FieldRow, ...]:
+    """Return a row for each field; '?' for a group whose fields are unknown, because its run folders were altered."""
+    rows = []
+    for name in names:
+        values = tuple(shown(field_value(fields, name)) if fields else "?" for fields in fields_of_groups)
+        rows.append(FieldRow(name=name, values=values))
+    return tuple(rows)
 
 
 # ----------------------------------------------------------------------------------------------- code
@@ -151,6 +157,7 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
         if same_key_version and before.get(path) == after.get(path):
             continue
         old, new = _lines(first, path, before), _lines(second, path, after)
+        # digests of two key versions always differ: then the files themselves are compared
         if old != new or same_key_version:
             change = "added" if path not in before else "removed" if path not in after else "changed"
             diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
@@ -158,13 +165,13 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
     return tuple(changes)
 
 
-def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a file of the run's snapshot; of a binary file one with its size and digest.
+def _lines(run: ComparedRun, path: str, code: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a file of the run's snapshot; for a binary file, one line with its size and digest.
 
-    Empty if the run has no such file. ``known``: path → digest of the run's code.
+    Empty if the run has no such file. ``code``: path → digest of the run's code.
     """
     snapshot = run.folder / run_folder.CODE / path
-    if path not in known or leads_out(snapshot, run.folder):  # an altered key.json may contain any path
+    if path not in code or leads_out(snapshot, run.folder):  # an altered key.json may contain any path
         return []
     try:
         content = snapshot.read_bytes()
@@ -186,15 +193,15 @@ _INDENT = "  "
 
 
 def cell(figure: MetricSummary | None, n: int, name: str = "") -> str:
-    """Format the metric ``name`` of a group with ``n`` finished runs, and note which values its mean leaves out."""
+    """Format the metric ``name`` of a group with ``n`` finished runs; note which values the mean leaves out."""
     if figure is None:
         return "-"
-    odd = [f"{count} {name}" for count, name in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
+    left_out = [f"{count} {kind}" for count, kind in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
     if figure.finite is None:
-        return ", ".join(odd)
-    notes = [f"n {figure.finite.n}"] if figure.finite.n != n else []
-    said = f" ({', '.join([*notes, *odd])})" if notes or odd else ""
-    return f"{with_spread(figure.finite.mean, figure.finite.std, name)}{said}"
+        return ", ".join(left_out)
+    notes = [*([f"n {figure.finite.n}"] if figure.finite.n != n else []), *left_out]
+    in_brackets = f" ({', '.join(notes)})" if notes else ""
+    return f"{with_spread(figure.finite.mean, figure.finite.std, name)}{in_brackets}"
 
 
 def signed(value: float) -> str:
@@ -205,6 +212,7 @@ def text(comparison: Comparison, width: int) -> str:
     """Format for a terminal of ``width`` columns; tables with too many groups continue below."""
     runs = sum(len(group.runs) for group in comparison.groups)
     lines = [f"{counted(len(comparison.groups), 'configuration')}, {counted(runs, 'run')}"]
+    # runs with equal results count once: see ComparedRun.alike
     if alike := sum(len(run.alike) for group in comparison.groups for run in group.runs):
         came, counts = ("came out as another one", "counts") if alike == 1 else ("came out as others", "count")
         lines += wrapped(f"{counted(alike, 'more run')} {came} of them and {counts} once", width)
@@ -250,7 +258,7 @@ def _metrics(comparison: Comparison, width: int) -> list[str]:
 
 
 def claim(against: AgainstFirst) -> str:
-    """Say how many differences are larger than the spread over seeds, or why nothing is claimed."""
+    """Return a sentence: how many differences are larger than the spread over seeds, or why nothing is claimed."""
     if against.reservation:
         return f"nothing is claimed ({against.reservation})"
     if not against.differences:
@@ -265,7 +273,10 @@ def claim(against: AgainstFirst) -> str:
 
 
 def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
-    """Say which configuration is best by the metric ``by``, and which can't be distinguished from it."""
+    """Return sentences: which configuration is best by the metric ``by``, and which can't be distinguished from it.
+
+    ``direction``: ``maximize`` or ``minimize``; None if it isn't known which is better.
+    """
     first, *others = comparison.groups
     figure = first.figures.get(by)
     if figure is None or figure.finite is None:
@@ -278,24 +289,26 @@ def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
     if direction is None:
         why = f"it isn't known whether a larger {by} is better"
         return f"None is called the best: {why}. {first.label} has {value}{doubt}."
+    # the labels of the other configurations, by what may be said about them
     near: list[str] = []
     worse: list[str] = []
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[str, list[str]] = {}  # by the reason
     for item in comparison.against:
         of_by = item.difference(by)
         if why := item.reservation or ("no figure" if of_by is None else of_by.unknown):
             unknown.setdefault(why, []).append(item.label)
         elif of_by is not None:
             (worse if of_by.is_larger else near).append(item.label)
-    said = [f"{_named(near)} not distinguishable from it"] if near else []
-    said += [f"{_named(worse)} worse by more than the spread over seeds"] if worse else []
-    said += [f"nothing is claimed about {first_of(labels, _MOST_NAMED)}: {why}" for why, labels in unknown.items()]
-    rest = "; ".join(said)
+    clauses = [f"{_named(near)} not distinguishable from it"] if near else []
+    clauses += [f"{_named(worse)} worse by more than the spread over seeds"] if worse else []
+    clauses += [f"nothing is claimed about {first_of(labels, _MOST_NAMED)}: {why}" for why, labels in unknown.items()]
+    rest = "; ".join(clauses)
     rest = f" {rest[0].upper()}{rest[1:]}." if rest else ""
     return f"Best is {first.label} ({first.brief}): {value}{doubt}.{rest}"
 
 
 def _named(labels: Sequence[str]) -> str:
+    """Return ``B is`` or ``B, C and D are``."""
     if len(labels) > _MOST_NAMED:
         return f"{first_of(labels, _MOST_NAMED)} are"
     return f"{' and '.join(filter(None, (', '.join(labels[:-1]), labels[-1])))} {'is' if len(labels) == 1 else 'are'}"
@@ -316,7 +329,7 @@ def interval(item: MeanDifference) -> str:
 
 # -------------------------------------------------------------------------------------------- Markdown
 def markdown(comparison: Comparison) -> str:
-    """Return tables for a paper, a pull request or a note; the first has one line per configuration."""
+    """Return tables for a paper, a pull request or a note; the first table has one line per configuration."""
     labels = [group.label for group in comparison.groups]
     head, *figures = by_configuration(comparison, comparison.metrics)
     lines = [*_markdown_table(head, figures), ""]

@@ -1,4 +1,6 @@
-"""Curves of a metric: each run's points, mean and spread over the runs of a group, and their plot in a terminal."""
+"""Curves of a metric: the points of each run, the mean and spread over a group's runs (a *band*), and a plot of bands
+in a terminal. ``drawing`` draws the same bands with matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Curve:
 
     x: tuple[float, ...]  # increasing
     y: tuple[float, ...]  # NaN or infinite: a gap in the curve
-    passes: int = 1  # how often a script has counted its steps anew, and 1; the curve is of the last pass
+    passes: int = 1  # over the steps: a script that counts its steps anew makes another; the curve is of the last one
 
     @property
     def gaps(self) -> int:
@@ -59,12 +61,12 @@ class Band:
 
     label: str
     title: str
-    parts: tuple[tuple[MeanPoint, ...], ...]  # its pieces between gaps
+    parts: tuple[tuple[MeanPoint, ...], ...]  # the pieces between gaps
     gaps: int  # number of non-finite values of all runs
-    n: int  # runs
-    unfinished: str = ""  # the number of runs in each other state than finished, as text, or ''
+    n: int  # number of runs
+    unfinished: str = ""  # the number of runs in each other state than finished, ``1 FAILED``, or ''
     passes: int = 1  # the most of any run, see Curve
-    below: int = 0  # points at or below 0, which a logarithmic axis leaves out
+    below: int = 0  # number of points at or below 0, which a logarithmic axis leaves out
 
     @property
     def count(self) -> str:
@@ -82,8 +84,8 @@ class Band:
         return [point for part in self.parts for point in part]
 
 
-def of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
-    """Return key → rows of metrics.jsonl of each run; none for an altered run."""
+def rows_of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
+    """Return run key → rows of metrics.jsonl; none for an altered run."""
     return {run.key: [] if run.state == ALTERED else rows(run.folder) for run in runs}
 
 
@@ -95,12 +97,12 @@ def rows(run_dir: Path) -> list[MetricsRow]:
         return []
 
 
-def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
-    """Return the metrics that can be drawn as curves: in any run they have points at more than one step."""
+def drawable_metrics(rows_of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
+    """Return the metrics that can be drawn as curves: in at least one run they have points at more than one step."""
     drawable = set[str]()
-    for run in of_runs:
+    for logged in rows_of_runs:
         steps = defaultdict[str, set[int]](set)
-        for row in run:
+        for row in logged:
             for name in row.metrics:
                 steps[name].add(row.step)
         drawable |= {name for name in steps if len(steps[name]) > 1}
@@ -110,28 +112,25 @@ def names(of_runs: Iterable[Sequence[MetricsRow]]) -> list[str]:
 def curve(logged: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
     """Return the curve of one run. Of several values at a step the last one counts: a script may count steps anew."""
     having = [row for row in logged if metric in row.metrics]
-    begun = min((row.time_s for row in logged), default=0.0)
+    start = min((row.time_s for row in logged), default=0.0)
     if axis == "minutes":
-        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in having}
+        points = {(row.time_s - start) / 60: row.metrics[metric] for row in having}
     else:
-        at = [(row.step if axis == "step" else row.epoch, row.metrics[metric]) for row in having]
-        points = {float(x): value for x, value in at if x is not None}
+        pairs = [(row.step if axis == "step" else row.epoch, row.metrics[metric]) for row in having]
+        points = {float(x): value for x, value in pairs if x is not None}
     ordered = sorted(points)
     passes = 1 + sum(after.step <= before.step for before, after in pairwise(having)) if axis == "step" else 1
     return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered), passes=passes)
 
 
-def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
-    """Return mean and spread over a group's runs in any state. ``of_runs``: run key → its rows.
-
-    They are computed at the steps or epochs that the runs have. Minutes, which no two runs share, are sampled evenly,
-    and the values interpolated linearly.
-    """
-    curves = [item for run in group.runs if (item := curve(of_runs[run.key], metric, axis)).x]
+def band(group: Group, rows_by_run: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
+    """Return mean and spread over a group's runs in any state. ``rows_by_run``: run key → rows of metrics.jsonl."""
+    curves = [item for run in group.runs if (item := curve(rows_by_run[run.key], metric, axis)).x]
     states = [run.state for run in group.runs if not run.counts and run.state != ALTERED]
-    at = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
+    # no two runs have values at the same minutes: these are sampled evenly, and values interpolated
+    positions = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
     parts: list[list[MeanPoint]] = [[]]
-    for x in at:
+    for x in positions:
         values = [value for item in curves if (value := _value(item, x, between=axis == "minutes")) is not None]
         finite = [value for value in values if math.isfinite(value)]
         if finite:
@@ -145,31 +144,34 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         gaps=sum(item.gaps for item in curves),
         n=len(curves),
         passes=max((item.passes for item in curves), default=1),
-        unfinished=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),  # ``1 FAILED``
+        unfinished=", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
     )
 
 
 def _point(x: float, values: Sequence[float]) -> MeanPoint:
-    """Return the mean and spread of one step. The ``statistics`` of the standard library, whose sums are exact, would
-    take most of a report's time for digits that no curve shows."""
-    n = len(values)
+    """Return the mean and spread at ``x``."""
+    n = len(values)  # the exact sums of the standard library's ``statistics`` would take most of a report's time
     mean = sum(values) / n
     squares = sum((value - mean) * (value - mean) for value in values)
     return MeanPoint(x=x, mean=mean, std=math.sqrt(squares / (n - 1)) if n > 1 else None, n=n)
 
 
-def above_0(whole: Band) -> Band:
+def positive_parts(band: Band) -> Band:
     """Return the band as a logarithmic axis can show it, with gaps at non-positive values."""
-    pieces = [(above, tuple(run)) for part in whole.parts for above, run in groupby(part, lambda one: one.mean > 0)]
+    pieces = []
+    for part in band.parts:
+        pieces += [(above, tuple(points)) for above, points in groupby(part, lambda point: point.mean > 0)]
     below = sum(len(piece) for above, piece in pieces if not above)
-    return replace(whole, parts=tuple(piece for above, piece in pieces if above), below=below)
+    return replace(band, parts=tuple(piece for above, piece in pieces if above), below=below)
 
 
-def of_several(part: Sequence[MeanPoint]) -> list[list[MeanPoint]]:
-    """Return the stretches whose points are means of several runs. A band drawn on to a single run would look like
-    seeds that agree."""
-    several = [list(run) for is_known, run in groupby(part, lambda point: point.std is not None) if is_known]
-    return [run for run in several if any(point.std for point in run)]
+def parts_with_spread(part: Sequence[MeanPoint]) -> list[list[MeanPoint]]:
+    """Return the stretches of a piece whose points are means of several runs.
+
+    A band of width 0 at the points of a single run would look like seeds that agree.
+    """
+    stretches = [list(points) for has_std, points in groupby(part, lambda point: point.std is not None) if has_std]
+    return [points for points in stretches if any(point.std for point in points)]
 
 
 def thinned(part: Sequence[MeanPoint], most: int) -> list[MeanPoint]:
@@ -180,33 +182,33 @@ def thinned(part: Sequence[MeanPoint], most: int) -> list[MeanPoint]:
 
 
 def _evenly(curves: Sequence[Curve]) -> list[float]:
+    """Return evenly spaced positions over the whole range of the curves."""
     if not curves:
         return []
     low, high = min(item.x[0] for item in curves), max(item.x[-1] for item in curves)
     count = min(_MOST_POINTS, max(len(item.x) for item in curves))
     if count < 2 or high <= low:
         return [low]
-    return [*(low + (high - low) * at / (count - 1) for at in range(count - 1)), high]  # exactly, despite rounding
+    # the last one exactly, despite rounding
+    return [*(low + (high - low) * number / (count - 1) for number in range(count - 1)), high]
 
 
-def _value(item: Curve, x: float, *, between: bool) -> float | None:
-    """Return the value at x, with ``between`` interpolated; None if the run has no point there, or none around it."""
-    at = bisect_right(item.x, x) - 1
-    if at >= 0 and item.x[at] == x:
-        return item.y[at]
-    if not between or at < 0 or at + 1 >= len(item.x):
+def _value(curve: Curve, x: float, *, between: bool) -> float | None:
+    """Return the value at x; ``between``: interpolated linearly. None if there is no point, or none on both sides."""
+    before = bisect_right(curve.x, x) - 1  # the index of the last point up to x
+    if before >= 0 and curve.x[before] == x:
+        return curve.y[before]
+    if not between or before < 0 or before + 1 >= len(curve.x):
         return None
-    share = (x - item.x[at]) / (item.x[at + 1] - item.x[at])
-    return item.y[at] + share * (item.y[at + 1] - item.y[at])
+    share = (x - curve.x[before]) / (curve.x[before + 1] - curve.x[before])
+    return curve.y[before] + share * (curve.y[before + 1] - curve.y[before])
 
 
 def span_of(values: Iterable[float], *, log: bool) -> tuple[float, float] | None:
-    """Return the least and greatest value that can be drawn (above 0 on a logarithmic axis); None: there is none.
-
-    Values beyond 1e300, whose distances overflow, are dropped; those below 1e-300 count as 0.
-    """
-    known = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
-    kept = [value for value in known if value > 0 or not log]
+    """Return the least and greatest value that can be drawn (above 0 on a logarithmic axis); None: there is none."""
+    # distances of values beyond 1e300 overflow
+    drawable = [value if abs(value) > 1e-300 else 0.0 for value in values if abs(value) < 1e300]
+    kept = [value for value in drawable if value > 0 or not log]
     return (min(kept), max(kept)) if kept else None
 
 
@@ -226,46 +228,47 @@ Span = tuple[float, float]
 def plot(
     bands: Sequence[Band], *, metric: str, axis: str, width: int, height: int, log: bool = False, colour: bool = False
 ) -> str:
-    """Return the curves, each with one standard deviation as a shade above the mean, and a line about it below.
+    """Return the curves as text, one below the other, each with one standard deviation as a shade above the mean and
+    with a caption below.
 
-    ``width`` and ``height`` are those of the whole plot, in characters; ``colour`` allows ANSI colours.
+    ``width`` and ``height``: the size of the whole plot in characters; ``colour`` allows ANSI colours.
     """
     points = [point for band in bands for point in band.points]
-    up = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
-    if up is None:
+    y_span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
+    if y_span is None:
         return f"{printable(metric)}: nothing to draw" + (" above 0, as a logarithmic axis needs" if log else "")
-    across = min(point.x for point in points), max(point.x for point in points)
+    x_span = min(point.x for point in points), max(point.x for point in points)
     rows = min(_MOST_ROWS, max(1, (height - 1) // len(bands) - 1))
-    head = f"{printable(metric)} {_ends(up)}{', logarithmic' if log else ''}, over {axis} {_ends(across)}"
+    head = f"{printable(metric)} {_ends(y_span)}{', logarithmic' if log else ''}, over {axis} {_ends(x_span)}"
     lines = wrapped(head, width)
     for number, band in enumerate(bands):
         paint = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{{}}\x1b[0m" if colour else "{}"
-        lines += [paint.format(row) for row in _area(band, across, up, max(_LEAST_WIDTH, width), rows, log=log)]
-        first, *others = _about(band, width)
+        lines += [paint.format(row) for row in _area(band, x_span, y_span, max(_LEAST_WIDTH, width), rows, log=log)]
+        first, *others = _caption(band, width)
         lines += [paint.format(band.label) + first.removeprefix(band.label), *others]
     return "\n".join(lines)
 
 
-def _about(band: Band, width: int) -> list[str]:
+def _caption(band: Band, width: int) -> list[str]:
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
     gaps += f", {band.below} points at or below 0 aren't drawn" if band.below else ""
     last = band.points[-1] if band.points else None
     of_fewer = f" (n {last.n})" if last is not None and last.n < band.n else ""
-    said = "no points" if last is None else f"last {with_spread(last.mean, last.std)}{of_fewer}"
+    latest = "no points" if last is None else f"last {with_spread(last.mean, last.std)}{of_fewer}"
     count = f"n {band.n}{f' ({band.unfinished})' if band.unfinished else ''}"
-    return wrapped(f"{band.label}  {band.title}  {count}, {said}{gaps}{band.about_passes}", width)
+    return wrapped(f"{band.label}  {band.title}  {count}, {latest}{gaps}{band.about_passes}", width)
 
 
-def _area(band: Band, across: Span, up: Span, columns: int, rows: int, *, log: bool) -> list[str]:
-    """Return the rows from top to bottom. A point extends to the next one of its piece."""
+def _area(band: Band, x_span: Span, y_span: Span, columns: int, rows: int, *, log: bool) -> list[str]:
+    """Return the rows of a curve from top to bottom. A point extends to the next one of its piece."""
     cells: list[Span] = [(0, 0)] * columns  # mean and upper end, in eighths of a row
     for part in band.parts:
-        starts = [round(_share(point.x, across) * (columns - 1)) for point in part]
+        starts = [round(_share(point.x, x_span) * (columns - 1)) for point in part]
         for point, start, end in zip(part, starts, [*starts[1:], starts[-1]], strict=True):
-            mean, top = (1 + _share(value, up, log=log) * (8 * rows - 1) for value in (point.mean, point.ends[1]))
+            mean, top = (1 + _share(value, y_span, log=log) * (8 * rows - 1) for value in (point.mean, point.ends[1]))
             cells[start : max(end, start + 1)] = [(mean, top)] * max(1, end - start)
 
-    def block(cell: Span, floor: int) -> str:
+    def block(cell: Span, floor: int) -> str:  # floor: the lower edge of the row, in eighths
         filled = min(8, max(0, round(cell[0]) - floor))
         return _BLOCKS[filled] if filled else _SPREAD if cell[1] >= floor + 4 else " "
 
@@ -273,6 +276,7 @@ def _area(band: Band, across: Span, up: Span, columns: int, rows: int, *, log: b
 
 
 def _share(value: float, span: Span, *, log: bool = False) -> float:
+    """Return where a value lies in a span, from 0 to 1."""
     low, value, high = (math.log10(one) if log else one for one in (span[0], within(span, value), span[1]))
     return (value - low) / (high - low) if high > low else 0.5
 

@@ -1,5 +1,6 @@
-"""Draw with matplotlib (0.6 s to import): curves as files, and a report's page with its pictures. Equal data give equal
-bytes.
+"""Pictures with matplotlib: curves as files, and the HTML page of a report with its pictures as SVG elements.
+
+Equal data give equal bytes. An import takes 0.6 s, so only commands that draw import this module.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jinja2 import ChainableUndefined, Environment, Template
 from markupsafe import Markup, escape
 
 from pipeline.comparing import comparison as tables
-from pipeline.comparing.curves import Band, of_several, span_of, thinned, within
+from pipeline.comparing.curves import Band, parts_with_spread, span_of, thinned, within
 from pipeline.comparing.groups import MeanDifference
 from pipeline.comparing.report import COLOURS, LEVELS, MOST_AGAINST, Cell, Report, hosts, time_text, verdict_text
 from pipeline.core.printable import printable
@@ -42,32 +43,34 @@ from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
 
 from pipeline.evaluation import report as evaluations  # noqa: E402  (imports matplotlib too)
 
-_DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_DATES = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # left out of files
 _FILE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
 _FILE_INCHES = (6.4, 4.0)
 _NAMES_INSIDE, _LETTERS_INSIDE, _LETTERS_BELOW, _INCHES_A_LINE = 8, 50, 100, 0.16  # limits of the legend
-_VARIABLES = ("text", "soft", "ground", "box", "line", "rest", *(f"c{n}" for n in range(COLOURS)),
+_CSS_VARIABLES = ("text", "soft", "ground", "box", "line", "rest", *(f"c{n}" for n in range(COLOURS)),
               *(f"q{n}" for n in range(LEVELS)))  # fmt: skip
-_INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_VARIABLES)}
-"""CSS variable of the page → the colour that stands for it while matplotlib draws; ``_element`` replaces it by
-``var(--name)``, which has a light and a dark value."""
-_NAMES = {ink: name for name, ink in _INK.items()}
-_TITLE = "title:"
-_WIDTH, _HEIGHT = 640, 300  # pixels, of a chart of curves
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40  # its margins
+_INK = {name: f"#fe{number:02x}ef" for number, name in enumerate(_CSS_VARIABLES)}
+"""CSS variable of the page → an *ink*, the colour that stands for it while matplotlib draws. ``_element`` replaces inks
+by ``var(--name)``, which has a light and a dark value."""
+_NAME_BY_INK = {ink: name for name, ink in _INK.items()}
+_TITLE_ID = "title:"  # an artist with an id that begins so shows the rest of the id on hover
+# all lengths on the page are in pixels
+_WIDTH, _HEIGHT = 640, 300  # of a chart of curves
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40  # margins of a chart
 _NAME_CHAR = 7.2  # approximate width of a character
-_WIDE, _LINE = 1000, 14  # pixels: width of a chart across the page, height of a line of text
-_ROW_CHARS, _CELL_CHARS = 44, 20  # of names of rows
-_POINTS, _POINTS_OF_MANY = 150, 60  # per curve; the second if there are more curves than colours
+_PAGE_WIDTH, _LINE_HEIGHT = 1000, 14  # of a chart across the page, of a line of text
+_ROW_CHARS, _CELL_CHARS = 44, 20  # characters of the name of a row: of intervals, of a table of cells
+_POINTS, _POINTS_OF_MANY = 150, 60  # points per curve; the second if there are more curves than colours
 
 
 # ---------------------------------------------------------------------------------------------- curves
 def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
-    """Return a file with mean curves and bands of one standard deviation. ``form`` is one of FORMATS."""
+    """Return the content of a file with mean curves and shades of one standard deviation. ``form``: one of FORMATS."""
     names = [metric, *(band.title for band in bands)]
     with _drawing(*_FILE_INCHES, names, dpi=200, layout="constrained") as figure:
         axes = figure.subplots()
-        _draw(axes, [(band, _FILE_COLOURS[at % COLOURS]) for at, band in enumerate(bands)], axis, log=log)
+        inks = [(band, _FILE_COLOURS[number % COLOURS]) for number, band in enumerate(bands)]
+        _draw(axes, inks, axis, log=log)
         axes.set_ylabel(printable(metric))
         axes.grid(visible=True, alpha=0.3)
         _legend(figure, axes)
@@ -79,7 +82,7 @@ def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log:
 def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, colours: Mapping[str, int]) -> str:
     """Return the curves as an SVG element; '' if no point can be drawn.
 
-    ``colours`` maps labels to numbers below COLOURS; other curves are grey.
+    ``colours``: label of a group → number of its colour; other curves are grey.
     """
     inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
     inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
@@ -94,19 +97,23 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
 
 
 def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool, most: int | None = None) -> bool:
-    """Draw each band in its colour, with at most ``most`` points per piece; False if no point can be drawn."""
+    """Draw each band in its colour; False if no point can be drawn.
+
+    ``most``: for a page, the number of points of a piece at most; None for a file.
+    """
     points = [point for band, _ in inks for point in band.points]
     span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
     if span is None:
         return False
     for band, ink in inks:
-        name = _described(band)
-        title = f"{_TITLE}{band.label} {name}" if most else None
+        name = _legend_name(band)
+        title = f"{_TITLE_ID}{band.label} {name}" if most else None
         for part in band.parts:
             shown = thinned(part, most) if most else part
             x, y = [point.x for point in shown], [within(span, point.mean) for point in shown]
             axes.plot(x, y, color=ink, label=name.lstrip("_"), gid=title, marker="." if len(part) == 1 else "")
-            for spread in [] if ink == _INK["rest"] else of_several(shown):
+            # grey curves have no shade
+            for spread in [] if ink == _INK["rest"] else parts_with_spread(shown):
                 low, high = ([(point.x, within(span, point.ends[end])) for point in spread] for end in (0, 1))
                 axes.fill(*zip(*low, *reversed(high), strict=True), color=ink, alpha=0.2, linewidth=0, gid=title)
     _set_ticks(axes, span, log=log)
@@ -116,8 +123,8 @@ def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool,
     return True
 
 
-def _described(band: Band) -> str:
-    """Return ``optimizer.lr=0.1 (n=3, 2 gaps)``."""
+def _legend_name(band: Band) -> str:
+    """Return the name of a curve in the legend, ``optimizer.lr=0.1 (n=3, 2 gaps)``."""
     notes = [f"n={band.count}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
     notes += [f"last of {band.passes} passes"] if band.passes > 1 else []
     notes += [f"{band.below} points at or below 0"] if band.below else []
@@ -125,7 +132,7 @@ def _described(band: Band) -> str:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Place a small legend inside the axes, a large one below them, where it doesn't take their space."""
+    """Place a small legend inside the axes, a large one below them, where it doesn't hide curves."""
     by_name = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # a band has one line per piece
     if len(by_name) <= _NAMES_INSIDE and all(len(name) <= _LETTERS_INSIDE for name in by_name):
         axes.legend(by_name.values(), by_name, frameon=False, fontsize=9)
@@ -137,20 +144,19 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 # ---------------------------------------------------------------------------------- intervals and cells
 Titled = tuple[str, MeanDifference]
-"""A difference with its title."""
+"""(title shown on hover, difference)."""
 
 
 def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Titled | None]]) -> str:
-    """Draw a line per configuration and a panel per metric: differences from the best, with their intervals.
+    """Draw differences from the best with their intervals: a line per configuration and a panel per metric.
 
-    ``inks``: the numbers of the configurations' colours. Intervals are cut off beyond three times the differences, so
-    that a wide one (of two seeds) doesn't hide the others.
+    ``inks``: the number of each configuration's colour; None: no colour. Returns an SVG element.
     """
-    height = _BOTTOM + _TOP + 2 * _LINE * len(names)
-    with _drawing(_WIDE / 72, height / 72) as figure:
+    height = _BOTTOM + _TOP + 2 * _LINE_HEIGHT * len(names)
+    with _drawing(_PAGE_WIDTH / 72, height / 72) as figure:
         shown = [_cut(name, _ROW_CHARS) for name in names]
         left = 16 + _NAME_CHAR * max(map(len, shown))
-        each = (_WIDE - left) / len(panels)
+        each = (_PAGE_WIDTH - left) / len(panels)
         for number, (metric, row) in enumerate(panels.items()):
             axes = _axes(figure, left + number * each + 8, _BOTTOM, each - 24, height - _BOTTOM - _TOP)
             _draw_intervals(axes, row, inks)
@@ -160,22 +166,23 @@ def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str
 
 
 def _draw_intervals(axes: Axes, row: Sequence[Titled | None], inks: Sequence[int | None]) -> None:
-    known = [titled[1].difference for titled in row if titled is not None]
-    low, high = span_of([0.0, *known], log=False) or (0.0, 0.0)
+    differences = [titled[1].difference for titled in row if titled is not None]
+    low, high = span_of([0.0, *differences], log=False) or (0.0, 0.0)
+    # longer intervals are cut off: a wide one, of two seeds, would make the others invisible
     room = max(high - low, 1e-300)
     span = (low - room, high + room)
     axes.axvline(0, color=_INK["soft"], linewidth=1)
-    for at, (titled, ink) in enumerate(zip(row, inks, strict=True)):
+    for line, (titled, ink) in enumerate(zip(row, inks, strict=True)):
         if titled is None:
             continue
-        item, title = titled[1], _titled(titled[0])
+        item, title = titled[1], _title_id(titled[0])
         colour = _INK["soft" if ink is None else f"c{ink}"]
         if item.low is not None and item.high is not None:
             ends = [within(span, end) for end in (item.low, item.high)]
-            axes.plot(ends, [at, at], color=colour, gid=title, solid_capstyle="butt")
-        fill = colour if item.is_larger else _INK["ground"]
+            axes.plot(ends, [line, line], color=colour, gid=title, solid_capstyle="butt")
+        fill = colour if item.is_larger else _INK["ground"]  # a hollow dot: not larger than the spread
         dot = [within(span, item.difference)]
-        axes.plot(dot, [at], marker="o", color=colour, markerfacecolor=fill, gid=title)
+        axes.plot(dot, [line], marker="o", color=colour, markerfacecolor=fill, gid=title)
     axes.set_xlim(*span)
     axes.set_ylim(len(row) - 0.5, -0.5)
     axes.xaxis.set_major_formatter("{x:,.10g}")
@@ -184,10 +191,11 @@ def _draw_intervals(axes: Axes, row: Sequence[Titled | None], inks: Sequence[int
 
 
 def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *, about: Sequence[str]) -> str:
-    """Draw a table of coloured cells. ``about``: what rows, columns and cells are."""
+    """Draw a table of coloured cells as an SVG element. ``about``: what rows, columns and cells are."""
+    # the size of a cell follows from the longest text inside; long names of columns are turned upright
     lines = max((len(cell.lines) for cell in inside), default=1)
     letters = max((len(line) for cell in inside for line in cell.lines), default=1)
-    wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE * lines)
+    wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE_HEIGHT * lines)
     names = [[_cut(name, _CELL_CHARS) for name in side] for side in (rows, columns)]
     left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
     turned = _NAME_CHAR * max(map(len, names[1])) > wide
@@ -199,14 +207,14 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
         axes.set_ylim(len(rows), 0)
         for cell in inside:
             face = _INK["box" if cell.level is None else f"q{cell.level}"]
-            style: Any = {"ec": _INK["ground"], "linewidth": 1, "gid": _titled(cell.title) if cell.title else None}
+            style: Any = {"ec": _INK["ground"], "linewidth": 1, "gid": _title_id(cell.title) if cell.title else None}
             axes.add_patch(Rectangle((cell.column, cell.row), 1, 1, fc=face, **style))
             ink = _INK["text" if not cell.level else "ground"]
-            for at, line in enumerate(cell.lines):
-                middle = cell.row + 0.5 + (at - (len(cell.lines) - 1) / 2) * _LINE / high + 4 / high
+            for number, line in enumerate(cell.lines):
+                middle = cell.row + 0.5 + (number - (len(cell.lines) - 1) / 2) * _LINE_HEIGHT / high + 4 / high
                 axes.text(cell.column + 0.5, middle, printable(line), ha="center", color=ink)
-        axes.set_xticks([at + 0.5 for at in range(len(columns))], names[1], rotation=90 if turned else 0)
-        axes.set_yticks([at + 0.5 for at in range(len(rows))], names[0])
+        axes.set_xticks([column + 0.5 for column in range(len(columns))], names[1], rotation=90 if turned else 0)
+        axes.set_yticks([row + 0.5 for row in range(len(rows))], names[0])
         axes.set_xlabel(printable(about[1]), labelpad=8)
         axes.set_ylabel(printable(about[0]), labelpad=8)
         axes.spines[:].set_visible(False)
@@ -217,9 +225,9 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, in which no text is a formula.
+    """Yield a figure of this size in inches, in which no text is parsed as a formula.
 
-    ``names``: the texts of a picture that is a file, whose fonts are chosen to draw them; None: it is for a page.
+    ``names``: for a file, the texts in it, by which its fonts are chosen; None: the figure is for a page.
     """
     soft, line = _INK["soft"], _INK["line"]
     page = {
@@ -237,7 +245,7 @@ def _drawing(width: float, height: float, names: Sequence[str] | None = None, **
 
 
 def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at this place, in pixels of a figure of a page."""
+    """Add axes with this position and size, in pixels of a page's figure."""
     whole, high = (inches * 72 for inches in figure.get_size_inches())
     return figure.add_axes((left / whole, bottom / high, width / whole, height / high))
 
@@ -247,14 +255,14 @@ def _cut(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _titled(title: str) -> str:
-    """Return the id of an artist; ``_element`` makes a title of it, shown on hover."""
-    return f"{_TITLE}{printable(title)}"
+def _title_id(title: str) -> str:
+    """Return the id by which ``_element`` gives an artist a title, shown on hover."""
+    return f"{_TITLE_ID}{printable(title)}"
 
 
 def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 5) -> None:
-    """Label round values with all their digits, as ticks may differ only in the last one; on a logarithmic axis powers
-    of ten, if there are two."""
+    """Set ticks at round values, labelled with all digits: two may differ only in the last one. On a logarithmic axis,
+    set them at powers of ten, if the axis has two."""
     if log:
         axes.set_yscale("log")
     for each in (axes.xaxis, axes.yaxis):
@@ -267,22 +275,22 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
         axes.yaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
-    """Return the figure as an SVG element for the page, which sets its colours and fonts.
+def _element(figure: Figure, label: str, size: Mapping[str, str] = {}) -> str:
+    """Return the figure as an SVG element for the page, which sets colours and fonts.
 
-    ``size``: its width and height; it fills the page's width without them.
+    ``label``: a description for screen readers. ``size``: width and height; without them it fills the page's width.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
-    root.attrib = {"role": "img", "aria-label": printable(said), "viewBox": root.attrib["viewBox"], **size}
+    root.attrib = {"role": "img", "aria-label": printable(label), "viewBox": root.attrib["viewBox"], **size}
     for item in root.iter():
         item.tag = item.tag.rpartition("}")[2]  # HTML knows SVG elements without a namespace
         item[:] = [child for child in item if not child.tag.endswith(("}metadata", "}defs"))]
         name = item.attrib.pop("id", "")
-        if name.startswith(_TITLE):
+        if name.startswith(_TITLE_ID):
             title = ElementTree.Element("title")
-            title.text = name.removeprefix(_TITLE)
+            title.text = name.removeprefix(_TITLE_ID)
             item.insert(0, title)
         item.attrib.pop("clip-path", None)
         style = item.attrib.pop("style", "")
@@ -292,8 +300,8 @@ def _element(figure: Figure, said: str, size: Mapping[str, str] = {}) -> str:
         if item.tag == "text":  # the page sets the font
             style = "; ".join(re.findall(r"text-anchor: \w+|fill: #\w+", style))
         if style:
-            item.set("style", re.sub("#fe..ef", lambda ink: f"var(--{_NAMES[ink[0]]})", style))
-        if "d" in item.attrib:
+            item.set("style", re.sub("#fe..ef", lambda ink: f"var(--{_NAME_BY_INK[ink[0]]})", style))
+        if "d" in item.attrib:  # a path: one digit after the point is a tenth of a pixel
             item.set("d", re.sub(r"(\.\d)\d+", r"\1", item.attrib["d"]))
     return re.sub(r"\s*<g />", "", ElementTree.tostring(root, encoding="unicode"))
 
@@ -305,7 +313,7 @@ _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 def html(report: Report) -> str:
     """Render the page. The template escapes all texts; the pictures escape theirs."""
-    # A logarithmic axis, unless losses are negative (of a likelihood, a reward).
+    # losses on a logarithmic axis, unless they are negative, as of a likelihood
     log = {
         name: name.endswith("loss") and all(point.mean > 0 for band in bands for point in band.points)
         for name, bands in report.bands.items()
@@ -322,11 +330,12 @@ def html(report: Report) -> str:
     ]
     grid, others, first = report.grid, report.groups[1 : 1 + MOST_AGAINST], report.groups[0].first
     names, inks = [f"{one.label}  {one.brief}" for one in others], [report.colours.get(one.label) for one in others]
+    # of the best configuration's first run: the evaluation, and the packages of the first host
     pictures = {"Confusion matrix": run_folder.CONFUSION_MATRIX, "Overview": evaluations.OVERVIEW}
-    paths = {said: first.folder / name for said, name in pictures.items()}
-    shown = {said: path.read_bytes() for said, path in paths.items() if first.counts and path.is_file()}
-    known = next(iter(first.environments.values()), {}).get("packages")  # of its first host
-    packages = known.items() if isinstance(known, Mapping) else ()
+    paths = {title: first.folder / name for title, name in pictures.items()}
+    png_by_title = {title: path.read_bytes() for title, path in paths.items() if first.counts and path.is_file()}
+    recorded = next(iter(first.environments.values()), {}).get("packages")
+    packages = recorded.items() if isinstance(recorded, Mapping) else ()
     return _template().render(
         report=report,
         made=time_text(report.unix_time),
@@ -336,7 +345,9 @@ def html(report: Report) -> str:
         against=report.comparison.against[:MOST_AGAINST],
         forest=Markup(forest(names, inks, report.intervals) if report.intervals else ""),
         grid=Markup("" if grid is None else cells(grid.rows, grid.columns, grid.cells, about=grid.about)),
-        evaluation={said: f"data:image/png;base64,{base64.b64encode(png).decode()}" for said, png in shown.items()},
+        evaluation={
+            title: f"data:image/png;base64,{base64.b64encode(png).decode()}" for title, png in png_by_title.items()
+        },
         hosts=hosts(report),
         packages=sorted((str(name), str(value)) for name, value in packages),
         parts=[(part, rows) for part, rows in report.comparison.parts.items() if rows and rows != report.fields],

@@ -1,6 +1,8 @@
-"""Read the folders of runs to compare, group runs that differ only in the seed, and test the difference of two groups'
-means: B. L. Welch, Biometrika 34 (1947), 28-35, with the degrees of freedom of F. E. Satterthwaite, Biometrics Bulletin
-2 (1946), 110-114.
+"""The runs of a comparison as read from their folders, the groups of runs that differ only in the seed, and the
+difference of two groups' means with its confidence interval.
+
+The interval is B. L. Welch's (Biometrika 34, 1947, 28-35) with the degrees of freedom of F. E. Satterthwaite
+(Biometrics Bulletin 2, 1946, 110-114).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _PARTS = ("version", "config", "code", "data", "environment", "topology")
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun(RunRow):
-    """One run to compare: what `doit runs` shows, and more of its folder. Without ``figures`` unless it ``counts``."""
+    """One run to compare: what `doit runs` shows, and more of its folder. ``figures`` is empty unless it ``counts``."""
 
     digest: str  # the full digest of its key
     reservation: str  # why nothing may be claimed about its figures (unproven, accepted, unverified, unfinished), or ''
@@ -49,21 +51,21 @@ class ComparedRun(RunRow):
     failure: str  # the first line of the reason of a failure, or ''
     overrides: tuple[str, ...]
     provenance: Mapping[str, Any]
-    planned_nodes: tuple[Mapping[str, Any], ...]  # those of plan.json
+    planned_nodes: tuple[Mapping[str, Any], ...]  # the nodes in plan.json
     verdict: Mapping[str, Any] | None = None  # the latest result of `doit reproduce`, or None
     weights_sha256: str | None = None
-    outputs: Mapping[str, str] = field(default_factory=dict)  # file → digest of what it left, without its metrics
-    alike: tuple[str, ...] = ()  # keys of runs of its group that came out the same, which count no further
-    made_with: PastStep | None = None  # the user-defined step that its data comes from, or None
+    outputs: Mapping[str, str] = field(default_factory=dict)  # output file → digest, without metrics.jsonl
+    alike: tuple[str, ...] = ()  # keys of runs of its group with equal results, which were merged into this one
+    made_with: PastStep | None = None  # the user-defined step that made its data, or None
 
     @property
     def counts(self) -> bool:
-        """True if its figures count in means: it is finished, or accepted by the user."""
+        """True if the run's figures count in means: it is finished, or accepted by the user."""
         return self.state in (State.FINISHED, index.ACCEPTED)
 
     @property
     def repeated(self) -> str:
-        """Which runs came out the same and count once with it, or ''."""
+        """Which runs had equal results and count once together with this one, in words; or ''."""
         return f"{', '.join(self.alike)} came out the same" if self.alike else ""
 
     @property
@@ -74,7 +76,7 @@ class ComparedRun(RunRow):
 
     @property
     def seed(self) -> Any:
-        """The seed; a script's own seed takes precedence over Paceline's, which it only receives through {seed}."""
+        """The seed: the script's own argument, if it has one; else Paceline's, which a script receives by {seed}."""
         script = self.config.get("program")
         args = script.get("args") if isinstance(script, Mapping) else None
         if isinstance(args, Mapping) and args.get("seed", "{seed}") != "{seed}":
@@ -100,30 +102,30 @@ def _outputs(result: Result | None) -> dict[str, str]:
 
 
 def command_line(verb: str, words: Sequence[str], runs_dir_words: Sequence[str] = ()) -> str:
-    """Return a command to copy, for a script as the user types it.
+    """Return a command to copy, without the ``words`` that set paths: these mean nothing on another computer.
 
-    Leaves out ``words`` that set paths, which mean nothing on another computer. ``runs_dir_words``: those to keep.
+    ``runs_dir_words``: words about paths that are kept.
     """
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
-    line = line_of(kept) if verb == "train" else None
+    line = line_of(kept) if verb == "train" else None  # a script's run as the user types it: doit run train.py
     verb, *others = [verb, *kept] if line is None else line
     return shell_line(["doit", verb, *runs_dir_words, *others])
 
 
 def read(folder: RunFolder) -> ComparedRun:
-    """Read the folder. Raises OSError: there is no such folder."""
+    """Read a run's folder. Raises OSError: there is no such folder."""
     row = index.row(folder)
-    if row.state == State.FINISHED and (
-        why := index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))  # its curves
-    ):
-        row = replace(
-            row, state=index.ALTERED, note=f"{why}; the command that started it makes it again", accuracy=None
-        )
+    # lists trust metrics.jsonl by its stamp; curves must be the run's own
+    if row.state == State.FINISHED:
+        why = index.altered_target(folder, folder.read_result(), (run_folder.METRICS,))
+        if why:
+            note = f"{why}; the command that started it makes it again"
+            row = replace(row, state=index.ALTERED, note=note, accuracy=None)
     altered, counts = row.state == index.ALTERED, row.state in (State.FINISHED, index.ACCEPTED)
-    known = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
+    key_json = index.intact_parts(folder) if altered else folder.read_json(run_folder.KEY) or {}
     provenance = folder.read_json(run_folder.PROVENANCE) or {}
     config = {} if altered else folder.read_json(run_folder.CONFIG) or {}
-    parts = {name: known[name] for name in _PARTS if name in known}
+    parts = {name: key_json[name] for name in _PARTS if name in key_json}
     decisive = parts["config"] if isinstance(parts.get("config"), dict) else canonical_config(config)
     entries, plan = journal.read(folder.journal), folder.read_json(run_folder.PLAN) or {}
     result = None
@@ -136,7 +138,7 @@ def read(folder: RunFolder) -> ComparedRun:
         **shared,
         hosts=tuple(map(str, recorded)) if isinstance(recorded, list) else hosts_of(plan),
         figures={} if result is None else {**result.metrics, **speeds},
-        digest=str(known.get("digest", folder.key)),
+        digest=str(key_json.get("digest", folder.key)),
         reservation=f"{row.state}: {row.note}" if altered else row.note if counts else f"not finished ({row.state})",
         folder=folder.path,
         parts={
@@ -162,14 +164,14 @@ CONFIDENCE = 0.95
 class MetricSummary:
     """A metric over the runs of a group."""
 
-    finite: Statistic | None  # over its finite values; None: there are none
-    nan: int = 0  # number of values, which ``finite`` leaves out
-    infinite: int = 0  # the same
+    finite: Statistic | None  # of the finite values; None: there are none
+    nan: int = 0  # number of NaN values
+    infinite: int = 0  # number of infinite values
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDifference:
-    """The difference of two means, second minus first, with Welch's interval."""
+    """The difference of two groups' means of a metric, second minus first, with Welch's interval."""
 
     metric: str
     difference: float
@@ -179,7 +181,7 @@ class MeanDifference:
 
     @property
     def is_larger(self) -> bool:
-        """True if it is larger than the spread over seeds."""
+        """True if the difference is larger than the spread over seeds: the interval leaves out 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -227,22 +229,21 @@ class Group:
 
 
 def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
-    """Group runs that differ only in the seed, in the order of their first runs. Groups with a finished run come first,
-    as all others are compared with the first group.
-    """
+    """Group runs that differ only in the seed, in the order of their first runs, groups with a finished run first."""
     by_configuration: dict[str, list[ComparedRun]] = {}
     for run in {run.key: run for run in runs}.values():
         by_configuration.setdefault(_text({**run.parts, "config": flat_config(run)}), []).append(run)
+    # all groups are compared with the first one, so that must have figures
     members = sorted(by_configuration.values(), key=lambda group: not any(run.counts for run in group))
     differing = differing_fields([group[0] for group in members])
     groups = []
-    for number, group in enumerate(map(_once_each, members)):
+    for number, group in enumerate(map(_merge_equal_runs, members)):
         values: dict[str, list[float]] = {}
         for name, value in (item for run in group if run.counts for item in run.figures.items()):
             values.setdefault(name, []).append(value)
         fields = flat_config(group[0])
-        known = {name: value for name in differing if (value := field_value(fields, name)) is not None}
-        words = tuple(f"{name}={shown(value)}" for name, value in known.items())
+        distinguishing = [(name, field_value(fields, name)) for name in differing]
+        words = tuple(f"{name}={shown(value)}" for name, value in distinguishing if value is not None)
         figures = {name: summarized(of_runs) for name, of_runs in values.items()}
         groups.append(Group(label=letters(number), words=words, runs=tuple(group), figures=figures))
     return groups
@@ -251,28 +252,31 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
 def flat_config(run: ComparedRun) -> dict[str, Any]:
     """Return dotted field → value of the configuration that decides the run, except its seed; empty if unknown."""
     fields = {name: value for name, value in flat(run.config) if name not in SEEDS} if run.config else {}
+    # the place of the seed among a script's arguments doesn't count either
     if isinstance(order := fields.pop(_ORDER_OF_ARGS, None), list):
         others = [name for name in order if name != "seed"]
         fields |= {_ORDER_OF_ARGS: others} if others != sorted(others) else {}
-    if fields.get(_ARGS, ...) is None:  # as with a seed alone
+    if fields.get(_ARGS, ...) is None:  # no arguments: equal to a run whose only argument is the seed
         del fields[_ARGS]
     return fields
 
 
-def _once_each(group: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Leave out a script's runs that are the training of another one, certainly: without a seed of its own or with the
-    same one, and with equal metrics and files."""
-    kept = list[ComparedRun]()
+def _merge_equal_runs(group: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Merge a script's runs that are certainly one training made twice, so that a mean counts it once.
+
+    They have the same seed, or one has no seed of its own, and their metrics and files are equal.
+    """
+    merged = list[ComparedRun]()
     for run in sorted(group, key=lambda run: run.seed is None):
-        alike = next((one for one in kept if run.seed in (None, one.seed) and _came_out_alike(run, one)), None)
-        if alike is None:
-            kept.append(run)
+        twin = next((one for one in merged if run.seed in (None, one.seed) and _have_equal_results(run, one)), None)
+        if twin is None:
+            merged.append(run)
         else:
-            kept[kept.index(alike)] = replace(alike, alike=(*alike.alike, run.key))
-    return kept
+            merged[merged.index(twin)] = replace(twin, alike=(*twin.alike, run.key))
+    return merged
 
 
-def _came_out_alike(first: ComparedRun, second: ComparedRun) -> bool:
+def _have_equal_results(first: ComparedRun, second: ComparedRun) -> bool:
     if not (first.counts and second.counts and first.config.get("program") and first.outputs == second.outputs):
         return False
     rows, others = (
@@ -287,14 +291,14 @@ def _came_out_alike(first: ComparedRun, second: ComparedRun) -> bool:
 
 def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     """Return configuration fields that differ between runs with a known configuration, except the seed."""
-    known = [flat_config(run) for run in runs if run.config]
-    names = sorted({name for fields in known for name in fields})
-    differing = [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
-    return [name for name in differing if not name.startswith(f"{ORDER}.") or is_reordered(name, known)]
+    configs = [flat_config(run) for run in runs if run.config]
+    names = sorted({name for fields in configs for name in fields})
+    differing = [name for name in names if len({_text(fields.get(name)) for fields in configs}) > 1]
+    return [name for name in differing if not name.startswith(f"{ORDER}.") or is_reordered(name, configs)]
 
 
 def field_value(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a field of ``flat_config``; of ``order.X``, the order of the names in X, as text."""
+    """Return the value of a field of ``flat_config``; for ``order.X``, the names in X in their order, as text."""
     if not name.startswith(f"{ORDER}."):
         return fields.get(name)
     return ", ".join(names_in_order(name, fields))
@@ -303,9 +307,8 @@ def field_value(fields: Mapping[str, Any], name: str) -> Any:
 def metrics_of(groups: Sequence[Group]) -> list[str]:
     """Return all metrics of the groups, validation and test figures first."""
     names = {name for group in groups for name in group.figures}
-    return sorted(
-        names, key=lambda name: (*(not name.startswith(prefix) for prefix in ("val/", "test/", "train/")), name)
-    )
+    prefixes = ("val/", "test/", "train/")
+    return sorted(names, key=lambda name: (*(not name.startswith(prefix) for prefix in prefixes), name))
 
 
 def shown(value: Any) -> str:
@@ -324,8 +327,8 @@ def summarized(values: Sequence[float]) -> MetricSummary:
 
 def letters(number: int) -> str:
     """Return 0 → A, 25 → Z, 26 → AA."""
-    above, at = divmod(number, 26)
-    return (letters(above - 1) if above else "") + chr(ord("A") + at)
+    rounds, letter = divmod(number, 26)
+    return (letters(rounds - 1) if rounds else "") + chr(ord("A") + letter)
 
 
 def _text(value: Any) -> str:
@@ -334,17 +337,18 @@ def _text(value: Any) -> str:
 
 def mean_difference(metric: str, first: Statistic, second: Statistic) -> MeanDifference:
     """Return the difference of two groups' means, with Welch's interval if both have a spread."""
-    apart = second.mean - first.mean
+    difference = second.mean - first.mean
     if first.std is None or second.std is None:
-        return MeanDifference(metric=metric, difference=apart, unknown="no spread known (n = 1)")
+        return MeanDifference(metric=metric, difference=difference, unknown="no spread known (n = 1)")
     variances = first.std * first.std / first.n, second.std * second.std / second.n  # of the two means
     variance = sum(variances)
     if variance == 0 or not math.isfinite(variance):
         unknown = "a spread too large to be counted with" if variance else "no spread: all seeds came out the same"
-        return MeanDifference(metric=metric, difference=apart, unknown=unknown)
+        return MeanDifference(metric=metric, difference=difference, unknown=unknown)
     from scipy.special import stdtrit  # late import: only intervals need scipy
 
     share = variances[0] / variance
     degrees_of_freedom = 1 / (share * share / (first.n - 1) + (1 - share) * (1 - share) / (second.n - 1))
     half_width = float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)  # by Student's t
-    return MeanDifference(metric=metric, difference=apart, low=apart - half_width, high=apart + half_width)
+    low, high = difference - half_width, difference + half_width
+    return MeanDifference(metric=metric, difference=difference, low=low, high=high)

@@ -1,4 +1,6 @@
-"""The content of a report of runs, and its Markdown and JSON (``drawing.html`` renders the page)."""
+"""The report of a sweep, of several runs or of one (`doit report`): its content, and its Markdown and JSON. The page is
+rendered by ``drawing.html``, which imports matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +37,26 @@ from pipeline.runs.metrics_file import MetricsRow
 from pipeline.sweep.results import DEFAULT_METRIC, MINIMIZE, SHOWN, direction_of, with_spread
 
 COLOURS = 8
-"""Further curves are grey, because more colours are hard to distinguish."""
+"""The number of coloured curves. Further curves are grey, because more colours are hard to distinguish."""
 LEVELS = 5
-"""Shades of a value, from the worst to the best."""
+"""The number of shades of a value, from the worst to the best."""
 _MOST_CHARTS = 8
-_MOST_PANELS = 3  # metrics of the differences from the best
+_MOST_PANELS = 3  # metrics for which the differences from the best are drawn
 MOST_AGAINST = 30
-"""Configurations compared with the best one on a page."""
-_MOST_CELLS, _FULL = 12, 0.6  # of a grid: values of a field, share of the combinations that were run
+"""The number of configurations on a page that are compared with the best one."""
+_MOST_VALUES, _LEAST_SHARE = 12, 0.6  # of a grid: values of a field; share of the combinations that were run
 _MOST_FIELDS = 20  # listed differences from the nearest run
 _MOST_COLUMNS = 6  # differing fields with a column of their own
 _MOST_NAMED = 3  # differing fields in a title
-_IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # said by a run's ``what``
-_OF_HOST = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
-_NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # of a node's collectives
+_IN_WHAT = ("experiment", "dataset", "model", "program", "program.script")  # overrides that ``what`` already shows
+_HOST_FACTS = ("hostname", "cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "python", "torch")
+_NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # variables with a node's network interfaces
 _FIRST_CURVES = ("val/accuracy", "train/loss", "val/loss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A trial of a sweep whose run folder is missing, by the sweep's journal."""
+    """A trial in a sweep's journal whose run folder is missing."""
 
     key: str
     what: str
@@ -68,7 +70,7 @@ class Cell:
 
     row: int
     column: int
-    lines: tuple[str, ...]  # of its text
+    lines: tuple[str, ...]  # the text
     level: int | None  # from 0 (the worst) to LEVELS - 1; None: no colour
     title: str = ""  # shown on hover
 
@@ -78,7 +80,7 @@ class Grid:
     """The means of a metric by two fields of the configuration."""
 
     rows: tuple[str, ...]  # the values of the first field
-    columns: tuple[str, ...]  # those of the second one
+    columns: tuple[str, ...]  # the values of the second field
     cells: tuple[Cell, ...]
     about: tuple[str, str, str]  # the names of the two fields and of the metric
 
@@ -108,7 +110,7 @@ class Report:
 
     @cached_property
     def title(self) -> str:
-        """What was run: ``digits small_cnn sgd: lr × global_batch_size``, or a single run's settings."""
+        """What was run: ``digits small_cnn sgd: lr × global_batch_size``, or the settings of a single run."""
         groups, run = self.groups, self.groups[0].first
         common = [word for word in run.what.split() if all(word in group.first.what.split() for group in groups)]
         head = " ".join(common) or counted(len(groups), "configuration")
@@ -128,7 +130,7 @@ class Report:
     @cached_property
     def bands(self) -> dict[str, tuple[Band, ...]]:
         """Metric → one curve per configuration, the most important first."""
-        names = curving.names(self.rows.values())
+        names = curving.drawable_metrics(self.rows.values())
         first = [name for name in dict.fromkeys((self.by, *_FIRST_CURVES)) if name in names]
         wanted = [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
         return {name: tuple(curving.band(group, self.rows, name, "step") for group in self.groups) for name in wanted}
@@ -163,9 +165,9 @@ class Report:
 
     @property
     def intervals(self) -> dict[str, list[tuple[str, MeanDifference] | None]]:
-        """Metric → title and difference from the best configuration, for each other one and the first few metrics.
+        """Metric → (title, difference from the best) for each other configuration; for the first few metrics.
 
-        None where the difference is unknown, or nothing may be claimed.
+        None for a configuration whose difference is unknown, or about which nothing may be claimed.
         """
         by_metric: dict[str, list[tuple[str, MeanDifference] | None]] = {}
         for name in self.columns[:_MOST_PANELS]:
@@ -210,32 +212,31 @@ def report(
 def best_first(
     groups: Sequence[Group], by: str = DEFAULT_METRIC, goals: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[Group], str, str | None]:
-    """Order configurations by a metric: ``by`` if any has it, else the first one that is known to be better larger or
-    smaller, by its name or by ``goals`` (metric → direction, of a search).
+    """Order configurations by a metric: ``by`` if any has it, else the first metric with a known direction.
 
-    Return the configurations, the best first, labelled in that order, those without the metric last; the metric; and
-    ``maximize`` or ``minimize``, or None if no direction is known.
+    ``goals``: metric → direction, of a search. Return the configurations, the best first and labelled in that order,
+    those without the metric last; the metric; and ``maximize`` or ``minimize``, or None if no direction is known.
     """
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
-    sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0
+    sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0  # 0: the order stays as it is
 
-    def place(group: Group) -> float:
+    def sort_key(group: Group) -> float:
         figure = group.figures.get(by)
         return sign * figure.finite.mean if figure is not None and figure.finite is not None else math.inf
 
-    ranked = [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=place))]
+    ranked = [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=sort_key))]
     return ranked, by, direction
 
 
 def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
-    """Return the first metric with a known direction, else the first one, or '' without any."""
-    known = (name for name in names if name not in SPEEDS and direction_of(name, goals) is not None)
-    return next(known, next(iter(names), ""))
+    """Return the first metric with a known direction, else the first metric; '' without any."""
+    directed = (name for name in names if name not in SPEEDS and direction_of(name, goals) is not None)
+    return next(directed, next(iter(names), ""))
 
 
-def of_nearest(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
-    """Say why a run was made, by its differences from the nearest finished run."""
+def why_made(nearest: tuple[str, Sequence[Difference]] | None) -> list[str]:
+    """Return lines about why a run was made: its differences from the nearest finished run (key, differences)."""
     if nearest is None:
         return ["there is no other finished run"]
     key, differing = nearest
@@ -253,25 +254,27 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     def in_order(value: float | str | None) -> tuple[bool, float, str]:  # numbers by size, then names
         return (False, value, "") if isinstance(value, float) else (True, 0.0, value or "")
 
-    known = [flat_config(group.first) for group in groups]
-    values = [[_axis_value(field_value(config, name)) for config in known] for name in fields]
-    choices = [sorted({*side}, key=in_order) for side in values]
-    if not all(1 < len(side) <= _MOST_CELLS for side in choices):
+    configs = [flat_config(group.first) for group in groups]
+    values = [[_axis_value(field_value(config, name)) for config in configs] for name in fields]
+    choices = [sorted({*of_field}, key=in_order) for of_field in values]  # the values of rows and columns
+    if not all(1 < len(of_field) <= _MOST_VALUES for of_field in choices):
         return None
-    places = [(choices[0].index(row), choices[1].index(column)) for row, column in zip(*values, strict=True)]
-    if len(set(places)) < len(places) or len(places) < _FULL * len(choices[0]) * len(choices[1]):
+    positions = [(choices[0].index(row), choices[1].index(column)) for row, column in zip(*values, strict=True)]
+    # a grid with two groups in one cell, or with too many empty cells, shows less than a table
+    too_few = len(positions) < _LEAST_SHARE * len(choices[0]) * len(choices[1])
+    if too_few or len(set(positions)) < len(positions):
         return None
     statistics = [figure.finite if (figure := group.figures.get(by)) else None for group in groups]
     means = [item.mean for item in statistics if item is not None]
     cells = []
-    for group, item, (row, column) in zip(groups, statistics, places, strict=True):
-        level, said = None, "-"
+    for group, item, (row, column) in zip(groups, statistics, positions, strict=True):
+        level, figure = None, "-"
         if item is not None:
             share = (item.mean - min(means)) / ((max(means) - min(means)) or 1.0)
             level = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
-            said = with_spread(item.mean, item.std, by)
-        title = f"{group.label} {group.title}: {by} {said}"
-        cells.append(Cell(row=row, column=column, lines=(group.label, said), level=level, title=title))
+            figure = with_spread(item.mean, item.std, by)
+        title = f"{group.label} {group.title}: {by} {figure}"
+        cells.append(Cell(row=row, column=column, lines=(group.label, figure), level=level, title=title))
     names = short_field_names(fields)
     texts = [tuple(f"{value:.10g}" if isinstance(value, float) else value or "-" for value in side) for side in choices]
     about = (names[fields[0]], names[fields[1]], by)
@@ -291,20 +294,20 @@ def time_text(unix_time: float) -> str:
 
 
 def hosts(report: Report) -> list[dict[str, Any]]:
-    """Return each host once: its properties, its number of runs, and its address and network if recorded."""
-    known: dict[str, dict[str, Any]] = {}
+    """Return each host once: its facts, its number of runs, and its address and network if recorded."""
+    host_by_name: dict[str, dict[str, Any]] = {}
     for run in report.runs:
         for name, facts in run.environments.items():
-            about = {field: facts.get(field) or "" for field in _OF_HOST}
-            host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **about})
+            recorded = {field: facts.get(field) or "" for field in _HOST_FACTS}
+            host = host_by_name.setdefault(name, {"host": name, "runs": 0, "interface": "", **recorded})
             host["runs"] += 1
         for node in run.planned_nodes:
             env = node.get("env")
             networks = [str(env[name]).lstrip("=") for name in _NETWORKS if isinstance(env, Mapping) and name in env]
-            if str(node.get("host")) in known:
+            if str(node.get("host")) in host_by_name:
                 interface = " ".join(dict.fromkeys([str(node.get("address") or ""), *networks])).strip()
-                known[str(node["host"])]["interface"] = interface
-    return [*known.values()]
+                host_by_name[str(node["host"])]["interface"] = interface
+    return [*host_by_name.values()]
 
 
 def verdict_text(verdict: Mapping[str, Any] | None) -> str:
@@ -321,8 +324,8 @@ def verdict_text(verdict: Mapping[str, Any] | None) -> str:
 
 def markdown(report: Report) -> str:
     """Render the report without pictures."""
-    about = f"{tables.escaped(report.subject)}: {report.summary}; made {time_text(report.unix_time)}."
-    lines = [f"# {tables.escaped(report.title)}", "", about, "", tables.escaped(report.conclusion), ""]
+    intro = f"{tables.escaped(report.subject)}: {report.summary}; made {time_text(report.unix_time)}."
+    lines = [f"# {tables.escaped(report.title)}", "", intro, "", tables.escaped(report.conclusion), ""]
     lines += [*fenced([hide(report.command)]), "", *(f"- {tables.escaped(line)}" for line in report.why)]
     lines += ["", tables.markdown(report.comparison)]
     if report.failures or report.absent:

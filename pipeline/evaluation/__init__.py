@@ -1,1 +1,1 @@
-"""The evaluation report of a finished run, made by scikit-learn in a separate process, and its key."""
+"""The evaluation report of a finished classifier run, made by scikit-learn in a process of its own."""

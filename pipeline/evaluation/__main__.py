@@ -1,8 +1,8 @@
-"""``python -m pipeline.evaluation RUN_DIR MADE_OF`` makes the report of a run.
+"""The process that makes evaluation reports: ``python -m pipeline.evaluation RUN_DIR MADE_OF`` for one run.
 
-MADE_OF is JSON for the report (``stored_report.made_of``); the caller has computed it, so that code edited meanwhile
-makes the report out of date. ``--serve`` makes the report of each run folder that a line of JSON on stdin names, and
-answers each with a line.
+MADE_OF is JSON with the digests of what the report is made of (``stored_report.made_of``). The caller computes it
+before: if the code is edited meanwhile, the report counts as out of date. With ``--serve``, for a sweep, each line on
+stdin is a request in JSON (``id``, ``run_dir``, ``made_of``), answered by a line with ``id`` and ``error``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.core.processes.process import BESIDE, set_priority
 
 
 def _imported_evaluate() -> Callable[[Path, Mapping[str, Any]], object]:
-    # late imports: first this process's priority, error handling and output streams are set
+    # late imports: this process's priority, error handling and output streams are set before
     import sklearn.metrics  # noqa: F401  (evaluate would import it when the first trial has ended)
 
     from pipeline.evaluation.report import evaluate
@@ -29,7 +29,7 @@ def _imported_evaluate() -> Callable[[Path, Mapping[str, Any]], object]:
 
 
 def serve() -> int:
-    """Make the reports of a sweep's trials one after another; the imports are done before the first trial has ended."""
+    """Make the reports of a sweep's trials one after another. Imports are done before the first request comes."""
     set_priority(os.getpid(), BESIDE)  # the next trial is training meanwhile
     answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with answers
     evaluate = _imported_evaluate()

@@ -1,4 +1,6 @@
-"""The evaluation report of a finished run, as numbers and pictures: accuracy, figures per class, confusion matrix."""
+"""The evaluation report of a finished run, from predictions.json: accuracy, figures per class and confusion matrix as
+report.json, the matrix and an overview (curves, F1 per class, misclassified images) as pictures.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from pipeline.runs import metrics_file
 from trainers.contract import run_folder
 
 Report = dict[str, Any]
-"""Content of evaluation/report.json.
+"""The content of evaluation/report.json.
 
 ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``, ``per_class`` (name → precision,
 recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four), ``confusion_matrix`` (counts; rows =
@@ -40,6 +42,8 @@ _MAX_LABEL = 28  # characters of a class name on an axis
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
+    """What a report is made from: true and predicted class of each image of a split, as numbers into ``classes``."""
+
     split: str
     targets: list[int]
     predictions: list[int]
@@ -58,7 +62,7 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / run_folder.CONFUSION_MATRIX, _picture(report))
     write_atomic(run_dir / OVERVIEW, overview(report, run_dir, outcome.targets, outcome.predictions))
-    # Written last, so that its presence implies the pictures.
+    # written last: where it exists, the pictures do
     write_json(run_dir / run_folder.REPORT, report)
     return report
 
@@ -110,7 +114,8 @@ def _report(outcome: _Outcome) -> Report:
         outcome.targets, outcome.predictions, labels=numbers, output_dict=True, zero_division=0.0
     )
     right = sum(map(int.__eq__, outcome.targets, outcome.predictions))
-    classes = outcome.classes  # of one name are told apart by their numbers
+    classes = outcome.classes
+    # classes with equal names are told apart by their numbers
     names = [name if classes.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
     return {
         "split": outcome.split,
@@ -128,7 +133,9 @@ def _report(outcome: _Outcome) -> Report:
 
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
-    """Return a PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
+    """Return the confusion matrix as PNG: shades are shares of the true class, numbers are counts. Equal reports give
+    equal bytes.
+    """
     families, names = drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
@@ -149,9 +156,10 @@ def _draw(axes: Axes, report: Report) -> None:
     )
     bar.set_label("share of the true class")
     bar.outline.set_visible(False)
-    _label(axes, report["classes"])
+    _label_axes(axes, report["classes"])
     cells = [(x, y, cell) for y, row in enumerate(matrix) for x, cell in enumerate(row)]
     for x, y, cell in cells if len(matrix) <= _MAX_NUMBERED_CLASSES else ():
+        # readable on the shade of the cell; zeros are pale
         colour = "white" if shares[y][x] > 0.55 else "#1b2a3a" if cell else "#b8c4d0"
         axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
     axes.set_title(_title(report), fontsize=12, pad=10)
@@ -166,10 +174,10 @@ def _title(report: Mapping[str, Any]) -> str:
     return f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
 
 
-def _label(axes: Axes, classes: Sequence[str]) -> None:
+def _label_axes(axes: Axes, classes: Sequence[str]) -> None:
     every = -(-len(classes) // 50)  # at most 50 names fit along an axis
     shown = range(0, len(classes), every)
-    names = [_short(classes[at], _MAX_LABEL) for at in shown]
+    names = [_short(classes[number], _MAX_LABEL) for number in shown]
     slanted = max(map(len, names)) > 3
     axes.set_xticks(shown, names, rotation=40 if slanted else 0, ha="right" if slanted else "center", parse_math=False)
     axes.set_yticks(shown, names, parse_math=False)
@@ -177,7 +185,7 @@ def _label(axes: Axes, classes: Sequence[str]) -> None:
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     axes.spines[:].set_visible(False)
-    edges = [at - 0.5 for at in range(1, len(classes))]
+    edges = [number - 0.5 for number in range(1, len(classes))]  # between the cells
     if len(classes) <= _MAX_NUMBERED_CLASSES:
         axes.set_xticks(edges, minor=True)
         axes.set_yticks(edges, minor=True)
@@ -202,9 +210,10 @@ class Mistake:
     predicted: int
 
 
-def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
-    """Return up to ``limit`` mistakes, one of each pair of classes in turn, so that none fills the picture; the pairs
-    that are confused most often come first."""
+def worst_mistakes(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
+    """Return up to ``limit`` mistakes: one of each pair of classes in turn, so that no pair fills the picture. Pairs
+    that are confused most often come first.
+    """
     by_pair: dict[tuple[int, int], list[Mistake]] = {}
     for index, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
         if true != predicted:
@@ -215,7 +224,7 @@ def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> lis
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, value) of the finite points of each curve in metrics.jsonl."""
+    """Return metric → (step, value) of the finite points in metrics.jsonl, for the drawn metrics."""
     points_by_name: dict[str, list[tuple[int, float]]] = {}
     for row in metrics_file.rows(path):
         for name in _CURVES:
@@ -226,7 +235,9 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
-    """Return the images of the mistakes in order; empty if the pack has no plain pixels of one or three channels."""
+    """Return the images of the mistakes in order, from the data pack in ``data``; empty if the pack has no plain pixels
+    of one or three channels.
+    """
     manifest = documents.read_or_empty(data / "manifest.json")
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
@@ -246,8 +257,8 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Im
 
 
 def overview(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
-    """Return a PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
-    mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
+    """Return the overview as PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
+    mistakes = worst_mistakes(targets, predictions, _COLUMNS * _ROWS)
     shown = images(run_dir / "data", str(report["split"]), mistakes)
     families, names = drawable(report["classes"])
     with mpl.rc_context({"font.family": families}):
@@ -264,8 +275,8 @@ def overview(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], p
             axes.set_yticks([])
             caption = f"{_short(names[mistake.true])}\nas {_short(names[mistake.predicted])}"
             axes.set_title(caption, fontsize=8, parse_math=False)
-        said = "SYNTHETIC DATA, means nothing: " if report["synthetic"] else ""
-        figure.suptitle(f"{said}{_title(report)}", parse_math=False)
+        warning = "SYNTHETIC DATA, means nothing: " if report["synthetic"] else ""
+        figure.suptitle(f"{warning}{_title(report)}", parse_math=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -276,9 +287,9 @@ def _draw_curves(axes: Axes, points_by_name: Mapping[str, Sequence[tuple[int, fl
     axes.set_ylabel("loss")
     right = axes.twinx() if "val/accuracy" in points_by_name else axes
     for number, (name, points) in enumerate(points_by_name.items()):
-        where = right if name == "val/accuracy" else axes
-        at, values = [step for step, _ in points], [value for _, value in points]
-        where.plot(at, values, label=name, color=f"C{number}", marker="o" if len(points) == 1 else "")
+        chosen = right if name == "val/accuracy" else axes
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        chosen.plot(steps, values, label=name, color=f"C{number}", marker="o" if len(points) == 1 else "")
     if right is not axes:
         right.set_ylabel("val/accuracy")
         right.set_ylim(0.0, 1.0)
@@ -287,13 +298,13 @@ def _draw_curves(axes: Axes, points_by_name: Mapping[str, Sequence[tuple[int, fl
 
 
 def _draw_bars(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Draw F1 per class; if there are too many classes, only the worst. ``names`` are the class names in order."""
+    """Draw F1 per class; of too many classes, only the worst. ``names``: the class names in order, as drawn."""
     scores = [(name, row["f1-score"]) for name, row in zip(names, report["per_class"].values(), strict=True)]
     if len(scores) > _MAX_BARS:
         scores = sorted(scores, key=lambda item: item[1])[:_MAX_BARS]
-    places = list(range(len(scores)))
-    axes.bar(places, [score for _, score in scores], color="#3b76af")
-    axes.set_xticks(places, [_short(name) for name, _ in scores], rotation=40, ha="right", fontsize=8, parse_math=False)
+    bars, labels = list(range(len(scores))), [_short(name) for name, _ in scores]
+    axes.bar(bars, [score for _, score in scores], color="#3b76af")
+    axes.set_xticks(bars, labels, rotation=40, ha="right", fontsize=8, parse_math=False)
     axes.set_ylim(0.0, 1.0)
     axes.set_ylabel("F1" if len(scores) == len(report["per_class"]) else f"F1 of the {_MAX_BARS} worst classes")
 
@@ -303,37 +314,39 @@ def _short(name: str, most: int = _MAX_CAPTION) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- fonts
-_FIRST = "DejaVu Sans"  # matplotlib's own, without Chinese, Japanese and Korean characters
+_DEFAULT_FONT = "DejaVu Sans"  # matplotlib's own, without Chinese, Japanese and Korean characters
 _PLACEHOLDERS = "Last Resort"  # draws a box for each character
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the font families that draw ``names``, and the names; one that no font can draw becomes ``#`` and its
-    number."""
+    """Return the font families that draw ``names``, and the names; a name that no font can draw becomes ``#`` and its
+    number.
+    """
     if all(name.isascii() for name in names):
-        return [_FIRST], [*names]
-    families = {_FIRST: characters(_FIRST)}
-    missing = {char for name in names for char in name if ord(char) not in families[_FIRST]}
-    if missing and (more := _covering(frozenset(missing))) is not None:
-        families[more] = characters(more)
+        return [_DEFAULT_FONT], [*names]
+    families = {_DEFAULT_FONT: characters_of(_DEFAULT_FONT)}
+    missing = {char for name in names for char in name if ord(char) not in families[_DEFAULT_FONT]}
+    if missing and (more := _family_with_most(frozenset(missing))) is not None:
+        families[more] = characters_of(more)
         missing = {char for char in missing if ord(char) not in families[more]}
-    return [*families], [f"#{at}" if missing.intersection(name) else name for at, name in enumerate(names)]
+    return [*families], [f"#{number}" if missing.intersection(name) else name for number, name in enumerate(names)]
 
 
 @cache
-def _covering(wanted: frozenset[str]) -> str | None:
-    """Return the installed family that has the most of these characters; None: none has any."""
-    counts = {name: sum(ord(char) in characters(name) for char in wanted) for name in sorted(installed() - {_FIRST})}
+def _family_with_most(wanted: frozenset[str]) -> str | None:
+    """Return the installed font family that has the most of these characters; None if no family has any."""
+    others = sorted(installed_families() - {_DEFAULT_FONT})
+    counts = {name: sum(ord(char) in characters_of(name) for char in wanted) for name in others}
     best = max(counts, key=lambda name: counts[name], default=None)
     return best if best is not None and counts[best] else None
 
 
-def installed() -> set[str]:
-    """Return the families with a face of regular weight."""
+def installed_families() -> set[str]:
+    """Return the font families with a face of regular weight."""
     usual = {font.name for font in fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")}
     return {name for name in usual if not name.startswith(_PLACEHOLDERS)}
 
 
-def characters(family: str) -> Container[int]:
+def characters_of(family: str) -> Container[int]:
     """Return the code points that the family has."""
     return FT2Font(fontManager.findfont(FontProperties(family=[family]))).get_charmap()

@@ -1,7 +1,7 @@
-"""Export a run as one archive, and import it. Equal runs give equal bytes.
+"""Exported runs: a run as one archive (`doit export`), and an archive's run (`doit reproduce ARCHIVE`).
 
-The archive's sealed manifest.json has the run's key and each file's sha256. An archive that contradicts its manifest,
-key or result is refused before anything of it is used.
+Equal runs give equal bytes. An archive may come from anybody: its sealed manifest.json has the run's key and each
+file's sha256, and an archive that contradicts its manifest, key or result is refused before anything of it is used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pipeline.core.files import sha256_bytes, sha256_file, temporary_prefix, wri
 from pipeline.core.processes import git
 from pipeline.core.redact import hide
 from pipeline.keys.content_key import KEY_LENGTH
-from pipeline.reproduction.recipe import SOURCE, pack
+from pipeline.reproduction.recipe import SOURCE, pack_commit
 from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder, check_parts, leads_out, link_warning
 from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
-_KEPT = (
+_EXPORTED = (
     run_folder.CONFIG, run_folder.CONFIG_YAML, run_folder.KEY, run_folder.PROVENANCE, run_folder.CHANGES,
     "requirements.lock", run_folder.PLAN, run_folder.JOURNAL, run_folder.METRICS, run_folder.SYSTEM_METRICS,
     run_folder.SUMMARY, run_folder.PREDICTIONS, run_folder.RESULT, run_folder.TRACKING, run_folder.INITIAL_WEIGHTS,
@@ -33,22 +33,22 @@ _KEPT = (
     "attempts/*/*.exit.json", "code/**/*", f"{SOURCE}/*.pack",
 )  # fmt: skip
 _WEIGHTS = (run_folder.FINAL_WEIGHTS, run_folder.FINAL_WEIGHTS_NOTES)
-_MASKED = (".json", ".yaml", ".log")  # kinds of files whose addresses may contain a password
+_MASKED = (".json", ".yaml", ".log")  # in these kinds of files, passwords in addresses are masked
 MANIFEST = "manifest.json"
-_GZIP = b"\x1f\x8b"  # magic number
+_GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 _VERSION = 1
-# files that can't be masked, as other files hold their digests
-_SEALED = (run_folder.KEY, run_folder.SUMMARY, run_folder.RESULT, run_folder.PROVENANCE, run_folder.PLAN)
+# files that can't be masked, because other files hold their digests
+_UNMASKABLE = (run_folder.KEY, run_folder.SUMMARY, run_folder.RESULT, run_folder.PROVENANCE, run_folder.PLAN)
 _AGAIN = "another copy of the archive, or doit export KEY once more where the run's folder is"
 _LARGEST_BYTES = 16 << 30  # unpacked size of the whole archive
-_LARGEST_JSON = 256 << 20  # JSON files are read as a whole
+_LARGEST_JSON = 256 << 20  # JSON files are read into memory
 _LARGEST_MANIFEST = 64 << 20  # 160 bytes per file for the maximal number of files
 
 
 def export(
     folder: RunFolder, *, root: Path, to: Path, weights: bool, say: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Write the archive atomically to ``to`` and return its size in bytes. ``say`` gets notes on left out files.
+    """Write the archive atomically to ``to`` and return its size in bytes. ``say`` gets notes about skipped files.
 
     Raises:
         AlteredError: a file to export isn't what was written.
@@ -61,7 +61,7 @@ def export(
             hint="the command that started it, then export",
         )
     key, provenance = folder.read_key(), folder.read_json(run_folder.PROVENANCE)
-    folder.read_summary()  # refuses what was altered, as read_key and read_result do
+    folder.read_summary()  # like read_key and read_result it refuses an altered file
     result = folder.read_result()
     if key is None or provenance is None:
         path = folder.path / (run_folder.KEY if key is None else run_folder.PROVENANCE)
@@ -74,23 +74,25 @@ def export(
         check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave --weights away")
-    patterns = (*_KEPT, *(_WEIGHTS if weights else ()))
+    patterns = (*_EXPORTED, *(_WEIGHTS if weights else ()))
     matched = [path for pattern in patterns for path in sorted(folder.path.glob(pattern)) if path.is_file()]
     paths = [path for path in matched if "__pycache__" not in path.parts]  # local runs leave one in code/
-    if away := [path for path in paths if leads_out(path, folder.path)]:
-        say(link_warning(away, folder.path))
-    members = dict(_member(folder, path) for path in paths if path not in away)
+    linked = [path for path in paths if leads_out(path, folder.path)]
+    if linked:
+        say(link_warning(linked, folder.path))
+    members = dict(_member(folder, path) for path in paths if path not in linked)
     _, accepted = acceptance.result_or_accepted(folder)
-    if accepted is not None:  # with the other run's result that it refers to
-        base, own = acceptance.base_of(folder, accepted), folder.path / acceptance.BASE_RESULT_FILE
+    if accepted is not None:  # the importer doesn't have the accepted run: its result travels with the acceptance
+        base, imported = acceptance.base_of(folder, accepted), folder.path / acceptance.BASE_RESULT_FILE
         members[acceptance.FILE] = (folder.path / acceptance.FILE).read_bytes()
-        members[acceptance.BASE_RESULT_FILE] = (own if own.exists() else base.result).read_bytes()
+        members[acceptance.BASE_RESULT_FILE] = (imported if imported.exists() else base.result).read_bytes()
     commit = provenance.get("git_commit")
     if commit is not None and git.has_commit(root, str(commit)):
-        members |= _source(root, commit)
+        members |= _packed_commit(root, commit)
     files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
-    about = {"version": _VERSION, "key": folder.key, "digest": key.digest, "files": files}
-    members[MANIFEST] = documents.sealed(about).encode()
+    manifest = {"version": _VERSION, "key": folder.key, "digest": key.digest, "files": files}
+    members[MANIFEST] = documents.sealed(manifest).encode()
+    # no time, owner or mode of this computer: equal runs give equal archives
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as packed,
@@ -104,17 +106,17 @@ def export(
     return buffer.tell()
 
 
-def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
-    """Check an archive, unpack it below ``place``, which isn't made before, and return the run.
+def unpack(archive: Path, target: Path, *, root: Path) -> RunFolder:
+    """Check an archive and unpack it below ``target``, a new folder; return the run. ``root``: the project.
 
-    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. ``root``: the project.
-    Raises UsageError: it is no such archive, was altered, or holds something that ``export`` never writes.
+    Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. Raises UsageError: it is
+    no such archive, was altered, or holds something that ``export`` never writes.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    prefix = temporary_prefix(f".{place.name}")
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=place.parent, ignore_cleanup_errors=True) as scratch:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = temporary_prefix(f".{target.name}")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as scratch:
         try:
-            folder = RunFolder(Path(scratch) / _extracted(archive, Path(scratch)))
+            folder = RunFolder(Path(scratch) / _extract(archive, Path(scratch)))
             folder.refuse_newer()
             key, result = folder.read_key(), folder.read_result()
             folder.read_summary()
@@ -126,12 +128,12 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
             raise UsageError(f"run={archive}: {error.what.replace(f'{scratch}/', '')}", hint=_AGAIN) from error
         except (OSError, *tars.DAMAGE) as error:
             raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
-        place.mkdir(parents=True, exist_ok=True)
-        return RunFolder(folder.path.rename(place / folder.key))
+        target.mkdir(parents=True, exist_ok=True)
+        return RunFolder(folder.path.rename(target / folder.key))
 
 
-def _extracted(archive: Path, place: Path) -> str:
-    """Unpack all members below ``place``, check them by the manifest, and return the top folder.
+def _extract(archive: Path, target: Path) -> str:
+    """Unpack all members below ``target``, check them by the manifest, and return the top folder.
 
     Raises:
         UsageError: a member or the manifest isn't as ``export`` writes it.
@@ -141,19 +143,19 @@ def _extracted(archive: Path, place: Path) -> str:
     with archive.open("rb") as file:
         if file.read(len(_GZIP)) != _GZIP:
             raise UsageError(f"run={archive} is no archive of doit export")
-    top, seen = "", set[str]()
+    top, seen = "", set[str]()  # the run's folder, and the names so far in lower case
     with gzip.open(archive) as packed:
         for member in tars.members(packed, most_bytes=_LARGEST_BYTES):
             top = top or member.name.partition("/")[0]
             _refuse_misfit(archive, member, top, seen)
             seen.add(member.name.casefold())
-            member.write(place)
-        # Read to the end, where gzip's checksum is; tar pads with a few zero blocks.
+            member.write(target)
+        # gzip checks its checksum at the end of the file; before it, tar has a few blocks of zeros
         if any(packed.read(tars.BLOCK_BYTES)) or packed.read(1):
             raise tars.UnfitError("something stands behind its last file")
     if len(top) != KEY_LENGTH:
         raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
-    run_dir = place / top
+    run_dir = target / top
     if not (run_dir / MANIFEST).is_file():
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
@@ -180,26 +182,27 @@ def _extracted(archive: Path, place: Path) -> str:
 
 
 def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
-    """Return a file's name in the archive, and its content without logins.
+    """Return a file's name in the archive, and its content without passwords.
 
-    Raises PacelineError: a file whose digest is recorded elsewhere contains a login.
+    Raises PacelineError: a file whose digest is recorded elsewhere contains a password.
     """
     name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
-    kept = content
+    masked = content
     if name.endswith(_MASKED):
-        kept = hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-    if kept != content and (name in _SEALED or name.startswith(f"{run_folder.CODE}/")):
+        masked = hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    if masked != content and (name in _UNMASKABLE or name.startswith(f"{run_folder.CODE}/")):
         raise PacelineError(
             f"{path} holds a login in an address (https://user:password@…): without it, it would be "
             "another file than the run was made of",
             hint="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
         )
-    return name, kept
+    return name, masked
 
 
-def _source(root: Path, commit: str) -> dict[str, bytes]:
+def _packed_commit(root: Path, commit: str) -> dict[str, bytes]:
+    """Return the members of the archive from which the importer restores the commit: git packs."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as scratch:
-        pack(git.common_folder(root) or root, commit, Path(scratch))
+        pack_commit(git.common_folder(root) or root, commit, Path(scratch))
         return {f"{SOURCE}/{path.name}": path.read_bytes() for path in Path(scratch).iterdir()}
 
 
@@ -212,8 +215,10 @@ def _refuse_misfit(archive: Path, member: tars.Member, top: str, seen: Collectio
         raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
     if parts[0] != top:
         raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
-    if member.name.casefold() in seen:
+    if member.name.casefold() in seen:  # macOS would write both into one file
         raise UsageError(f"run={archive} holds {member.name!r} twice")
     most = _LARGEST_JSON if parts[-1].endswith(".json") else _LARGEST_BYTES
-    if member.size > (most := _LARGEST_MANIFEST if parts[1:] == (MANIFEST,) else most):
+    if parts[1:] == (MANIFEST,):
+        most = _LARGEST_MANIFEST
+    if member.size > most:
         raise UsageError(f"run={archive}: {member.name!r} has {member.size:,} bytes, of at most {most:,}")

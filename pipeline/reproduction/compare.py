@@ -1,4 +1,8 @@
-"""Compare a run with its reproduction: weights, metrics and steps, then possible causes of differences."""
+"""The comparison of a run with its reproduction, for `doit reproduce` and `doit prove`: weights (of a script: output
+files), metrics and steps, then possible causes of differences.
+
+Bits are equal only on equal hardware. On other hardware, metrics may differ by as much as another seed makes them.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,12 @@ from pipeline.runs.result import AlteredError
 from trainers.contract import run_folder
 
 _STEPS = ("steps", "epochs")
-_COMPARED = ("weights_sha256", *_STEPS)
-_OF_SCRIPT = "outputs/"
-_UNDECLARED = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that weren't declared as results
-_LOGS = (".jsonl", ".log", "training_args.bin")  # these and TensorBoard files contain time stamps
+_ALWAYS_COMPARED = ("weights_sha256", *_STEPS)
+_SCRIPT_OUTPUTS = "outputs/"
+_UNDECLARED = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that it didn't declare as results
+_LOG_ENDINGS = (".jsonl", ".log", "training_args.bin")  # not compared: these and TensorBoard files contain times
 _UNIT = "(s|ms|us|secs?|seconds?|mins?|minutes?|hours?)"
-_TIME = re.compile(
+_TIME_NAME = re.compile(
     rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|time_?stamp|eta"
     rf"|throughput|mfu|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}"
     rf"|(\w*_)?per_{_UNIT}|(it|iters?|steps?|tok|tokens?|samples?|images?)/{_UNIT})$"
@@ -39,18 +43,18 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 """Matches names of metrics, fields or columns that are times or rates, which differ between any two runs."""
-_SHOWN = 8  # names in a line
-_RANKS = ("nnodes", "world_size")  # not compared with trainer.shards, where any number gives the same weights
+_NAMED = 8  # names in a line
+_RANKS = ("nnodes", "world_size")  # not compared with trainer.shards, where any number of ranks gives the same weights
 _SEEDS = {"seed", "program.args.seed"}
-_FEWEST = 3  # runs needed for a spread
+_LEAST_RUNS = 3  # for a spread over seeds
 _ACCURACY = "test/accuracy"
 _REACH = 2 * math.sqrt(2)  # allowed difference of a metric on other hardware, in standard deviations over seeds
-_INDIFFERENT = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
+_IGNORED_FACTS = ("hostname", "memory_bytes")  # of a host; they change no result
 
 
 def is_time(name: str) -> bool:
     """Return True if a metric, field or column is a time or a rate by its name."""
-    return _TIME.search(name) is not None
+    return _TIME_NAME.search(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +67,11 @@ class Verdict:
     key: tuple[Difference, ...]  # differences of the keys, which may be the cause
     surroundings: tuple[Difference, ...]  # differences of hosts and requirements.lock, which may be the cause
     compared: str = "weights_sha256"  # what was compared: this, or of a script ``outputs`` or ``files``
-    # files in a script's working directory, in its checkpoints and on other hosts. They may contain times, so if some
-    # differ, the other results decide; without other results nothing is decided
+    # Undeclared files: in a script's working directory, in its checkpoints and on other hosts. They may contain times:
+    # if some differ, the other results decide; without other results nothing is decided.
     besides: tuple[str, ...] = ()
     besides_differing: tuple[str, ...] = ()
-    times: tuple[str, ...] = ()  # metrics that were left out: times and rates, and those that the user named
+    times: tuple[str, ...] = ()  # metrics that weren't compared: times and rates, and those that the user named
     nothing: bool = False  # the run left nothing that could be compared
     hardware: str | None = None  # how the hardware differs, so that bits can't be compared; None: it doesn't
     reach: Mapping[str, float] = field(default_factory=dict)  # metric → allowed difference on other hardware
@@ -78,8 +82,8 @@ class Verdict:
 
     @property
     def within_spread(self) -> bool:
-        """True if the hardware is another one, and each metric that could be judged (at least one) differs by no more
-        than is allowed then."""
+        """True if the run was repeated on other hardware, at least one metric could be judged, and each of them differs
+        by no more than is allowed then."""
         return not self.reproduced and self.hardware is not None and bool(self.reach) and not self.far
 
     @property
@@ -104,7 +108,7 @@ def compare(
     hardware: str | None = None,
     reach: Mapping[str, float] | None = None,
 ) -> Verdict:
-    """Compare the outcome, the parts of the key, and the hosts' environments field by field.
+    """Compare the outcome, the parts of the key, and the hosts' environments, field by field.
 
     Args:
         again: the reproduction.
@@ -118,14 +122,14 @@ def compare(
     is_script = bool(recipe.result.get("program"))
     files = _compare_files(recipe, again, result, [name for name in old if old[name] != new.get(name)])
     times = list[str]()
-    if is_script:
+    if is_script:  # its metrics and files may contain times
         names = {*(recipe.result.get("metrics") or {}), *(result.get("metrics") or {})}
         times = [name for name in sorted(names) if is_time(name) or any(fnmatch(name, glob) for glob in ignored)]
         left_out = {*files.equal, *times}
         old, new = ({name: fields[name] for name in fields if name not in left_out} for fields in (old, new))
-    decided = bool({*old, *new} - {*_COMPARED, *_RANKS} or files.equal)
+    decided = bool({*old, *new} - {*_ALWAYS_COMPARED, *_RANKS} or files.equal)
     provenance = again.read_json(run_folder.PROVENANCE) or {}
-    # The number of nodes is compared in ``outcome``.
+    # hosts that only one of the two had aren't compared: ``outcome`` has the number of nodes
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))
     before, after = (
         _surroundings(origin, fields, nodes)
@@ -150,8 +154,8 @@ def compare(
 class _Files(NamedTuple):
     """How the files of a script compare; empty for Paceline's own trainer."""
 
-    equal: tuple[str, ...] = ()  # result files that are equal except for times
-    besides: tuple[str, ...] = ()  # see Verdict
+    equal: tuple[str, ...] = ()  # result files with other bytes that are equal except for times
+    besides: tuple[str, ...] = ()  # undeclared files, see Verdict
     besides_differing: tuple[str, ...] = ()
 
 
@@ -165,49 +169,56 @@ def _compare_files(recipe: Recipe, again: RunFolder, result: Mapping[str, Any], 
     )
     besides = sorted({*before, *after})
     others = [name for name in besides if before.get(name) != after.get(name)]
-    equal = _same_but_times(recipe.folder, again, others)
+    equal = _equal_but_times(recipe.folder, again, others)
     return _Files(
-        equal=tuple(_same_but_times(recipe.folder, again, differing)),
+        equal=tuple(_equal_but_times(recipe.folder, again, differing)),
         besides=tuple(besides),
         besides_differing=tuple(name for name in others if name not in equal),
     )
 
 
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
-    named = _files(result, (_OF_SCRIPT,)) if result.get("program") else {}
-    made = {name: file["sha256"] for name, file in named.items() if not name.startswith(_UNDECLARED)}
-    return {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}
+    """Return what must be equal: name → value for fields of result.json and metrics, name → sha256 for output files."""
+    names = _ALWAYS_COMPARED if "shards" in (parts.get("topology") or {}) else (*_ALWAYS_COMPARED, *_RANKS)
+    files = _files(result, (_SCRIPT_OUTPUTS,)) if result.get("program") else {}
+    outputs = {name: file["sha256"] for name, file in files.items() if not name.startswith(_UNDECLARED)}
+    return {**{name: result.get(name) for name in names}, **outputs, **(result.get("metrics") or {})}
 
 
-def _same_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
+def _equal_but_times(first: RunFolder, second: RunFolder, names: Sequence[str]) -> list[str]:
     """Return the JSON and CSV files of ``names`` that are equal except for times, rates and the run folder's path."""
-    names = [name for name in names if name.startswith((_OF_SCRIPT, *_UNDECLARED)) and name.endswith((".json", ".csv"))]
-    return [name for name in names if (text := _without_times(first, name)) and text == _without_times(second, name)]
+    equal = []
+    for name in names:
+        if name.startswith((_SCRIPT_OUTPUTS, *_UNDECLARED)) and name.endswith((".json", ".csv")):
+            text = _text_without_times(first, name)
+            if text and text == _text_without_times(second, name):
+                equal.append(name)
+    return equal
 
 
-def _without_times(folder: RunFolder, name: str) -> str | None:
+def _text_without_times(folder: RunFolder, name: str) -> str | None:
     """Return the text of a JSON or CSV file without times; None if it can't be parsed."""
     try:
         text = (folder.path / name).read_text(encoding="utf-8").replace(str(folder.path.resolve()), "{run}")
         if not name.endswith(".csv"):
-            return json.dumps(_timeless(json.loads(text)), sort_keys=True)
+            return json.dumps(_drop_times(json.loads(text)), sort_keys=True)
         rows = [*csv.reader(io.StringIO(text))]
-        times = {at for at, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
-        return json.dumps([[cell for at, cell in enumerate(row) if at not in times] for row in rows])
+        times = {column for column, title in enumerate(rows[0] if rows else ()) if is_time(title.strip())}
+        return json.dumps([[cell for column, cell in enumerate(row) if column not in times] for row in rows])
     except (OSError, ValueError, RecursionError, csv.Error):
         return None
 
 
-def _timeless(value: Any) -> Any:
+def _drop_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _timeless(item) for name, item in value.items() if not is_time(name)}
-    return [_timeless(item) for item in value] if isinstance(value, list) else value
+        return {name: _drop_times(item) for name, item in value.items() if not is_time(name)}
+    return [_drop_times(item) for item in value] if isinstance(value, list) else value
 
 
 def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
+    """Return name → fingerprint of the files below ``tops``, without logs."""
     files = result.get("files") or {}
-    named = [name for name in files if name.startswith(tops) and not name.endswith(_LOGS)]
+    named = [name for name in files if name.startswith(tops) and not name.endswith(_LOG_ENDINGS)]
     return {
         name: files[name]
         for name in named
@@ -218,11 +229,11 @@ def _files(result: Mapping[str, Any], tops: tuple[str, ...]) -> dict[str, Any]:
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
     """Return facts of the first ``nodes`` hosts by node rank, as hosts may have other names here."""
     hosts = _hosts(provenance)[:nodes]
-    ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # runs of earlier versions have no node entries
-    by_node = {
-        f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _INDIFFERENT}
-        for rank, host in enumerate(hosts)
-    }
+    of_ranks = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # results of earlier versions have no such facts
+    by_node = {}
+    for rank, host in enumerate(hosts):
+        facts = {**host, **of_ranks[rank]}
+        by_node[f"node{rank}"] = {name: value for name, value in facts.items() if name not in _IGNORED_FACTS}
     return {"config": {**by_node, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
 
 
@@ -234,10 +245,10 @@ def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     """Return metric → the difference that is allowed on other hardware.
 
-    Other arithmetic moves a training about as far as another seed does, so 2√2 standard deviations over seeds are
+    Other arithmetic moves a training about as far as another seed does. So 2√2 standard deviations over seeds are
     allowed: two values of that spread differ by less in about 95 of 100 cases. The seeds are those of the finished runs
-    in ``runs_dir`` that differ in nothing else, at least three with the run itself. With fewer, only the test accuracy
-    is judged, by the number of its images.
+    in ``runs_dir`` that differ in nothing else, at least three including the run itself. With fewer runs, only the test
+    accuracy is judged, by the number of test images.
     """
     by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
     for key, parts in index.finished_parts(runs_dir).items():
@@ -249,14 +260,14 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     for name, value in (item for metrics in by_key.values() for item in metrics.items()):
         if isinstance(value, int | float) and math.isfinite(value):
             values[name].append(value)
-    at_most = {name: _REACH * statistics.stdev(known) for name, known in values.items() if len(known) >= _FEWEST}
+    reach = {name: _REACH * statistics.stdev(over) for name, over in values.items() if len(over) >= _LEAST_RUNS}
     images = len((recipe.folder.read_json(run_folder.PREDICTIONS) or {}).get("targets") or ())
-    if _ACCURACY in values and _ACCURACY not in at_most and images:
-        # Smoothed, so that the share is neither 0 nor 1; a result that somebody has sealed anew may hold anything.
-        accuracy = min(1.0, max(0.0, recipe.result["metrics"][_ACCURACY]))
+    if _ACCURACY in values and _ACCURACY not in reach and images:
+        # the standard deviation of a share of ``images``, smoothed so that the share is neither 0 nor 1
+        accuracy = min(1.0, max(0.0, recipe.result["metrics"][_ACCURACY]))  # a result sealed by somebody may hold more
         share = (accuracy * images + 1) / (images + 2)
-        at_most[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
-    return at_most
+        reach[_ACCURACY] = _REACH * math.sqrt(share * (1 - share) / images)
+    return reach
 
 
 # ------------------------------------------------------------------------------------------------- text
@@ -289,7 +300,7 @@ def text(verdict: Verdict) -> str:
             lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
     if verdict.besides:
         differing = verdict.besides_differing
-        shown = f"{first_of(differing, _SHOWN)} differ{'s' if len(differing) == 1 else ''}, not compared to the bit"
+        shown = f"{first_of(differing, _NAMED)} differ{'s' if len(differing) == 1 else ''}, not compared to the bit"
         files = f"{counted(len(verdict.besides), 'file')} of its working directory, checkpoints and other hosts"
         lines.append(f"{files}: {shown if differing else 'equal'}")
     if verdict.times:

@@ -1,4 +1,8 @@
-"""Why a killed run comes out differently, by its code, checkpoints (nothing is unpickled), metrics and files."""
+"""Why a run that was killed and resumed has other results than an undisturbed one: the analysis of `doit prove`.
+
+``gather`` compares the folders of a run and of its killed repetition (code, checkpoints, metrics, files); ``culprit``
+draws the conclusion, such as "optimizer state missing". Nothing is unpickled: checkpoints are only searched for names.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder
 
 OPTIMIZER, RANDOM, SCHEDULE = "optimizer", "random", "schedule"
-"""Kinds of state that a checkpoint may hold; RANDOM are the states of random number generators."""
-_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
-"""Matches a date, a time of day, and unix time."""
+"""The kinds of state that a checkpoint may hold; RANDOM are the states of random number generators."""
+_TIME_TEXT = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d(\.\d+)?)?|\b1[5-9]\d{8}(\.\d+)?\b")
+"""Matches a date, a time of day, or a unix time."""
 _SETS_RANDOM = re.compile(r"set_rng_state|(?<![_\w])set_?state\(")
 _GENERATORS = {
     "python's random": (r"(?<![.\w])random\.(?!seed|[gs]etstate|Random)[a-z]\w*\(", r"(?<![.\w])random\.setstate\("),
@@ -31,17 +35,18 @@ _GENERATORS = {
         r"\b(?:np|numpy)\.random\.set_state\(",
     ),
 }
-"""A global generator → what draws from it, and what restores it."""
-_TRAINS = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
-_LOADS = re.compile(r"^.*?(\w+)\.load_state_dict\(.*$", re.MULTILINE)
-_NAMES = {OPTIMIZER: re.compile(r"(?i)\bopt|optim"), SCHEDULE: re.compile(r"(?i)sched|\blr_")}
-"""A kind of state → how a call that loads it names it."""
+"""Global random number generator → (pattern of calls that draw from it, pattern of calls that restore its state)."""
+_TRAINING_LIBRARY = re.compile(r"^\s*(?:import|from)\s+(?:transformers|accelerate|lightning)\b", re.MULTILINE)
+_LOADING_CALL = re.compile(r"^.*?(\w+)\.load_state_dict\(.*$", re.MULTILINE)
+_STATE_NAMES = {OPTIMIZER: re.compile(r"(?i)\bopt|optim"), SCHEDULE: re.compile(r"(?i)sched|\blr_")}
+"""Kind of state → what a call that loads it contains, as in ``optimizer.load_state_dict(…)``."""
+# optimizers with a state of their own; torch's SGD without momentum has none
 _KEEPS_STATE = re.compile(r"momentum|Adam|Ada(?:grad|delta|factor)|RMSprop|Rprop|LBFGS|Lion|Muon|create_optimizer")
-_SCHEDULES = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealing|Plateau|Exponential|Polynomial)LR\b")
+_SCHEDULER = re.compile(r"lr_scheduler|LRScheduler|(?:Step|Lambda|Cycle|Annealing|Plateau|Exponential|Polynomial)LR\b")
 
 
 class Culprit(Enum):
-    """What makes a killed run come out differently: the finding, and how to mend it."""
+    """What makes the results of a killed run differ: the finding, and how to fix it."""
 
     def __init__(self, finding: str, mend: str) -> None:
         self.finding, self.mend = finding, mend
@@ -105,26 +110,26 @@ class Culprit(Enum):
 STATES = frozenset(
     {Culprit.OPTIMIZER, Culprit.RANDOM, Culprit.OPTIMIZER_AND_RANDOM, Culprit.SCHEDULE, Culprit.NOT_SHOWN}
 )
-"""Culprits that are a state which a checkpoint lacks. It may lack more states than the one that is named."""
+"""The culprits that are a state which the checkpoint lacks. It may lack more states than the one that is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
     """One kill of an attempt."""
 
-    after_s: float  # since the attempt began
-    checkpoint: str | None  # the newest one at that moment, by its path in the run folder
+    after_s: float  # seconds since the attempt began
+    checkpoint: str | None  # the path in the run folder of the newest one at that moment
     holds: frozenset[str] = frozenset()  # the kinds of state in this checkpoint (``state_kinds``)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What the code of a run restores, by the names in it. A library that trains (transformers) restores all states.
+    """What the code of a run restores after a kill, as far as the names in it show.
 
     Attributes:
         loads: the kinds of state that a call of ``load_state_dict`` names.
-        forgets: the kinds that the code has and no such call names, although others are named.
-        unrestored: the global random number generators that it draws from without ever setting their state.
+        forgets: the kinds that the code has and no such call names, although calls for other kinds exist.
+        unrestored: the global random number generators that the code draws from and never restores.
     """
 
     restores_random: bool = False
@@ -138,13 +143,13 @@ class Code:
     def read(cls, folder: Path) -> Code:
         """Search all sources below ``folder``."""
         text = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.rglob("*.py"))
-        has_schedule = _SCHEDULES.search(text) is not None
-        if _TRAINS.search(text):
+        has_schedule = _SCHEDULER.search(text) is not None
+        if _TRAINING_LIBRARY.search(text):  # its trainer restores all states
             return cls(restores_random=True, loads=frozenset({OPTIMIZER, SCHEDULE}), has_schedule=has_schedule)
         has_optimizer_state = "SGD(" not in text or _KEEPS_STATE.search(text) is not None
-        calls = [*_LOADS.finditer(text)]
-        loads = frozenset(kind for kind, name in _NAMES.items() if any(name.search(call[0]) for call in calls))
-        # in a loop over several objects, a call names none of their kinds
+        calls = [*_LOADING_CALL.finditer(text)]
+        loads = frozenset(kind for kind, name in _STATE_NAMES.items() if any(name.search(call[0]) for call in calls))
+        # `for part in (model, optimizer): part.load_state_dict(…)` names no kind and may load all of them
         in_loop = any(re.search(rf"\bfor\b.*\b{call[1]}\b.*\bin\b", text) for call in calls)
         has = {kind for kind, exists in ((OPTIMIZER, has_optimizer_state), (SCHEDULE, has_schedule)) if exists}
         return cls(
@@ -171,18 +176,18 @@ class Evidence:
     started_over: bool = False  # the last attempt began at the run's first step
     lacks_last: bool = False  # the only difference is that metrics of the last step are missing
     only_totals: bool = False  # the only differences are in metrics that are logged once, at the end
-    # a metric that both logged at a step has another value. Not in the first row after a resume, where a mean since the
-    # last row (transformers' loss) is over fewer steps
+    # a metric that both logged at a step has another value. The first row after a resume doesn't count: a mean since
+    # the row before it (transformers' loss) is over fewer steps there
     values_differ: bool = False
-    tensors_differ: tuple[str, ...] = ()  # files that the script saved besides its results and whose tensors differ
-    files_alone: bool = False  # the metrics of all steps are equal, and files differ by times and paths alone
-    is_dense: bool = False  # the run logged metrics at every step, and not at every epoch
+    tensors_differ: tuple[str, ...] = ()  # undeclared files of the script whose tensors differ
+    files_alone: bool = False  # the metrics of all steps are equal, and files differ only in times and paths
+    is_dense: bool = False  # the run logged metrics at every step, not only at every epoch
     ranks: int = 1  # the number of ranks of the run
     code: Code = field(default_factory=Code)
 
     @property
     def reads_nothing(self) -> bool:
-        """True if it starts over without reading its checkpoint: else some value would differ."""
+        """True if the script starts over without reading its checkpoint: otherwise some value would differ."""
         return self.started_over and not self.values_differ
 
     @property
@@ -209,6 +214,8 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     attempts = rows_by_attempt(again.path)
     resumed = resumed_at(first_steps(attempts))
     last = {row.step for row in attempts[-1]} if len(attempts) > 1 else set[int]()
+    # the first row after a resume is left out, see Evidence.values_differ
+    values_differ = any(_values_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed})
     result = again.read_result()
     return Evidence(
         kills=tuple(kills),
@@ -217,8 +224,8 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
         started_over=bool(before and last) and min(last) <= min(before) and len(last) >= len(before) / 2,
         lacks_last=_lacks_last(before, after),
         only_totals=_only_totals(before, verdict),
-        values_differ=any(_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed}),
-        tensors_differ=tuple(name for name in verdict.besides_differing if _other_numbers(folder, again, name)),
+        values_differ=values_differ,
+        tensors_differ=tuple(name for name in verdict.besides_differing if _tensors_differ(folder, again, name)),
         files_alone=differs_at is None and are_files and _differ_by_times(folder, again, verdict),
         is_dense=bool(before) and [*before] == [*range(min(before), max(before) + 1)] and not _are_epochs(rows),
         ranks=sum(result.nproc_per_node) if result is not None else 1,
@@ -229,10 +236,11 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
 def culprit(evidence: Evidence) -> Culprit:
     """Return what made the results differ.
 
-    Weights, order of data and random state show in the loss of the first step after a resume, the optimizer's state one
-    step later. Where not every step is logged, the names in the checkpoint decide.
+    Wrong weights, order of data or random state show in the loss of the first step after a resume, a missing state of
+    the optimizer one step later. If not every step is logged, the names in the checkpoint decide.
     """
     code = evidence.code
+    # causes that can be seen without the checkpoint
     if evidence.files_alone and not evidence.tensors_differ:
         return Culprit.TIME_OR_PATH
     if not evidence.kills:
@@ -245,6 +253,7 @@ def culprit(evidence: Evidence) -> Culprit:
         return Culprit.NO_CHECKPOINT
     if evidence.reads_nothing:
         return Culprit.NOT_READ
+    # the distance from a resume to the first difference
     lacks, differs_at, is_dense = evidence.lacks, evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()
     shows_at_once = is_dense and 0 in steps_behind
@@ -256,6 +265,7 @@ def culprit(evidence: Evidence) -> Culprit:
             return Culprit.SCHEDULE
         # a random state that another rank lacks shows only one step later in the loss of rank 0
         return Culprit.RANDOM if evidence.ranks > 1 else Culprit.OPTIMIZER
+    # no distance that tells: by what checkpoint and code lack
     if OPTIMIZER in lacks and not shows_at_once:
         return Culprit.OPTIMIZER_AND_RANDOM if RANDOM in lacks else Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:
@@ -273,7 +283,7 @@ def culprit(evidence: Evidence) -> Culprit:
 
 # ------------------------------------------------------------------------------------------- metrics by step
 def _metrics_by_step(rows: Iterable[metrics_file.MetricsRow], ignored: Sequence[str]) -> dict[int, dict[str, float]]:
-    """Return step → metrics, in order; of a step that was logged twice the later values count."""
+    """Return step → metrics in the order of steps, without times; of a step that was logged twice, the later values."""
     steps: dict[int, dict[str, float]] = {}
     for row in rows:
         values = {name: value for name, value in row.metrics.items() if name not in ignored and not is_time(name)}
@@ -286,7 +296,7 @@ def _are_epochs(rows: Iterable[metrics_file.MetricsRow]) -> bool:
     return all(row.step == row.epoch for row in rows)
 
 
-def _differ(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+def _values_differ(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
     return any(repr(first[name]) != repr(second[name]) for name in first.keys() & second.keys())
 
 
@@ -309,11 +319,11 @@ def _only_totals(steps: Mapping[int, Mapping[str, float]], verdict: Verdict) -> 
 def rows_by_attempt(run_dir: Path) -> list[list[metrics_file.MetricsRow]]:
     """Return the rows of each attempt; an attempt has none if a later one repeated all of its steps."""
     entries = journal.read(run_dir / run_folder.JOURNAL)
-    begun = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
-    by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(begun)}
+    start_times = {entry.attempt: entry.time for entry in entries if entry.state is State.RUNNING}
+    by_attempt: dict[int, list[metrics_file.MetricsRow]] = {number: [] for number in sorted(start_times)}
     for row in metrics_file.rows(run_dir / run_folder.METRICS):
-        # By its time, or by the id of its attempt if that is an earlier one: a row may be recorded late.
-        candidates = [number for number, time_s in begun.items() if time_s <= row.time_s]
+        # by its time, or by the id of its attempt if that is an earlier one: a row may be recorded late
+        candidates = [number for number, start in start_times.items() if start <= row.time_s]
         if row.attempt_number is not None:
             candidates = [number for number in candidates if number <= row.attempt_number]
         if candidates:
@@ -327,14 +337,14 @@ def first_steps(attempts: Sequence[Sequence[metrics_file.MetricsRow]]) -> list[i
 
 
 def resumed_at(starts: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the ``first_steps`` of attempts that resumed. One that begins at the run's first step has started over."""
+    """Return the ``first_steps`` of attempts that resumed: an attempt from the run's first step on has started over."""
     known = [step for step in starts if step is not None]
     return tuple(step for step in starts[1:] if step is not None and step > min(known))
 
 
 # --------------------------------------------------------------------------------------------------- files
 def _differ_by_times(folder: RunFolder, again: RunFolder, verdict: Verdict) -> bool:
-    """Return True if each differing file has equal tensors, or text that differs in times and the folder's path."""
+    """Return True if each differing file has equal tensors, or text that is equal but for times and paths."""
     for item in verdict.outcome:
         before, after = (_content_without_times(run.path, item.field) for run in (folder, again))
         if before is None or before != after:
@@ -350,19 +360,20 @@ def _content_without_times(run_dir: Path, name: str) -> object:
         text = (run_dir / name).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    return _TIME.sub("TIME", text.replace(str(run_dir.resolve()), "{run}"))
+    return _TIME_TEXT.sub("TIME", text.replace(str(run_dir.resolve()), "{run}"))
 
 
-def _other_numbers(folder: RunFolder, again: RunFolder, name: str) -> bool:
-    """Return True if both files are of ``torch.save`` and their tensors differ, apart from random states."""
+def _tensors_differ(folder: RunFolder, again: RunFolder, name: str) -> bool:
+    """Return True if both are files of ``torch.save`` and their tensors differ, random states aside."""
     before, after = (tensors_in(run.path / name, random_states=False) for run in (folder, again))
     return before is not None and after is not None and before != after
 
 
 # ----------------------------------------------------------------------------- what a checkpoint holds
-_LARGEST_PICKLE_BYTES = 64 << 20  # that of a checkpoint with a million tensors
-_ZIP = b"PK\x03\x04"
-_KINDS = {
+_LARGEST_PICKLE_BYTES = 64 << 20  # the pickle of a checkpoint with a million tensors
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip archive, which torch.save writes
+# kind of state → names of its entries in a checkpoint
+_STATE_TEXTS = {
     SCHEDULE: re.compile(r"(?i)sched|^_?last_(?:epoch|lr)$|^_step_count$"),
     OPTIMIZER: re.compile(r"(?i)optim|exp_avg|momentum|max_exp_avg_sq"),
     # not random, train_size_random_mix and random_erase, arguments that a checkpoint holds as well
@@ -373,19 +384,16 @@ _KINDS = {
 
 
 def state_kinds(path: Path) -> frozenset[str]:
-    """Return those of OPTIMIZER, RANDOM and SCHEDULE that a checkpoint (a file, or a folder of files) names."""
+    """Return the kinds of state (OPTIMIZER, RANDOM, SCHEDULE) that a checkpoint, a file or a folder, names."""
     texts = [*_texts(path)]
-    return frozenset(kind for kind, pattern in _KINDS.items() if any(map(pattern.search, texts)))
+    return frozenset(kind for kind, pattern in _STATE_TEXTS.items() if any(map(pattern.search, texts)))
 
 
 def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int]] | None:
-    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order; None for another file.
-
-    Tensors of bytes hold random states.
-    """
+    """Return (size, CRC-32) of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            left_out = set() if random_states else _storages_of_bytes(archive)
+            left_out = set() if random_states else _storages_of_bytes(archive)  # tensors of bytes are random states
             members = (member for member in archive.infolist() if "/data/" in member.filename)
             return [(one.file_size, one.CRC) for one in members if one.filename.rpartition("/")[2] not in left_out]
     except (OSError, ValueError, zipfile.BadZipFile):
@@ -393,7 +401,7 @@ def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int
 
 
 def _storages_of_bytes(archive: zipfile.ZipFile) -> set[str]:
-    """Return the keys of tensors of bytes. Raises ValueError: it is too large, or no file of ``torch.save``."""
+    """Return the storage keys of tensors of bytes. Raises ValueError: too large, or no file of ``torch.save``."""
     (pickled,) = [member for member in archive.infolist() if member.filename.endswith("/data.pkl")]
     if pickled.file_size > _LARGEST_PICKLE_BYTES:
         raise ValueError(pickled.filename)
@@ -402,12 +410,11 @@ def _storages_of_bytes(archive: zipfile.ZipFile) -> set[str]:
 
 
 def _storages(file: IO[bytes]) -> dict[str, str]:
-    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError.
-
-    Each is a persistent id of the type, the key, and more (torch/serialization.py). Either may come from the memo.
-    """
+    """Return key → type (``torch FloatStorage``) of the storages in a pickle of ``torch.save``. Raises ValueError."""
+    # A storage is written as a persistent id: its type, its key, and more (torch/serialization.py). A text that was
+    # written before is fetched from the pickle's memo.
     memo, last, kind = dict[int, str](), "", ""
-    found = dict[str, str]()
+    type_by_key = dict[str, str]()
     for opcode, value, _ in pickletools.genops(file):
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
             memo[int(value or 0)] = last
@@ -416,15 +423,15 @@ def _storages(file: IO[bytes]) -> dict[str, str]:
             last = memo.get(int(value or 0), "")
         else:
             last = value if isinstance(value, str) else ""
-        if kind and last:
-            found[last], kind = kind, ""
+        if kind and last:  # the text after a type is the key
+            type_by_key[last], kind = kind, ""
         elif last.startswith("torch ") and last.endswith("Storage"):
             kind = last
-    return found
+    return type_by_key
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Yield the texts in a checkpoint that may name a part of it; none of a torn file or one of another format."""
+    """Yield the texts in a checkpoint that may name a part of it; none of an incomplete file, or of another format."""
     if path.is_dir():
         for inside in sorted(path.rglob("*")):
             yield inside.name

@@ -1,5 +1,8 @@
-"""Where two trainings diverge (`doit diff`): the first step, ranks and tensor whose digests differ, and the first torch
-operator whose results differ when a few steps of both are trained again here (a replay), with each run's own code.
+"""The place where two trainings diverge (`doit diff`): the first step, ranks and tensor whose digests differ, then the
+first torch operator whose results differ.
+
+Digests of tensors are recorded while a run trains with trainer.digests. For the operator, a few steps of both runs are
+trained again here with each run's own code (a *replay*), which records the results of every operator.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pipeline.runs.folder import RunFolder
 from trainers.contract import run_folder, variables
 
 KINDS = ("inputs", "buffers", "gradients", "weights", "optimizer")
-"""Kinds of tensors of a step. The first that differs is reported, as it explains the later ones."""
+"""The kinds of tensors of a step, in the order of computation: the first kind that differs explains the later ones."""
 
 Tensor = tuple[str, str]
 """A tensor of a step: its kind, and its name in the network."""
@@ -37,8 +40,8 @@ class FirstDifference:
     step: int
     equal: int  # the digested step before it, at which all tensors are equal; 0: there is none
     ranks: tuple[int, ...]
-    kind: str  # the first one in KINDS of the tensors below
-    # those of the differing tensors that differ on the fewest ranks, as averaging spreads a difference to all ranks
+    kind: str  # of the tensors in ``names``, one of KINDS
+    # the tensors that differ on the fewest ranks: averaging spreads a difference to all ranks
     names: tuple[str, ...]
 
 
@@ -48,8 +51,8 @@ class Origin:
 
     step: int
     ranks: tuple[int, ...]
-    operator: str  # torch's name; of a changed tensor its kind (one of KINDS)
-    module: str  # that called the operator; the name of the changed tensor
+    operator: str  # torch's name; if a tensor differs without an operator, its kind (one of KINDS)
+    module: str  # the module that called the operator; or the name of the tensor
     cause: str  # one of _CAUSES
 
 
@@ -61,11 +64,11 @@ class Recorded(NamedTuple):
     module: str
     cause: str
     kind: str
-    digests: tuple[tuple[str, int], ...]  # named for tensors of a kind
+    digests: tuple[tuple[str, int], ...]  # (name, digest); the name is '' for results of an operator
 
 
 def read(run_dir: Path) -> Digests:
-    """Return the digests of a run; of a step that was trained twice, the later ones. Raises PacelineError: none."""
+    """Return the digests of a run; for a step that was trained twice, the later ones. Raises PacelineError: none."""
     path = run_dir / run_folder.DIGESTS
     steps: dict[int, dict[int, dict[Tensor, int]]] = {}
     tensors: list[Tensor] = []
@@ -79,7 +82,7 @@ def read(run_dir: Path) -> Digests:
     for line in lines:
         try:
             row = json.loads(line)
-            if "names" in row:
+            if "names" in row:  # the tensors of all following lines
                 tensors = [(str(kind), str(name)) for kind, name in row["names"]]
             else:
                 steps.setdefault(row["step"], {})[row["rank"]] = dict(zip(tensors, row["digests"], strict=True))
@@ -104,11 +107,12 @@ def first_difference(first: Digests, second: Digests) -> tuple[FirstDifference |
         if ranks_by_tensor := _differing_ranks(step, first[step], second[step]):
             fewest = min(map(len, ranks_by_tensor.values()))
             earliest = {tensor: ranks for tensor, ranks in ranks_by_tensor.items() if len(ranks) == fewest}
-            kind = min((kind for kind, _ in earliest), key=KINDS.index)
-            ranks = {rank for (of_kind, _), of_tensor in earliest.items() if of_kind == kind for rank in of_tensor}
-            names = tuple(name for of_kind, name in earliest if of_kind == kind)
-            parting = FirstDifference(step=step, equal=equal, ranks=tuple(sorted(ranks)), kind=kind, names=names)
-            return parting, tuple(common_steps)
+            first_kind = min((kind for kind, _ in earliest), key=KINDS.index)
+            tensors = [tensor for tensor in earliest if tensor[0] == first_kind]
+            ranks = sorted({rank for tensor in tensors for rank in earliest[tensor]})
+            names = tuple(name for _, name in tensors)
+            difference = FirstDifference(step=step, equal=equal, ranks=tuple(ranks), kind=first_kind, names=names)
+            return difference, tuple(common_steps)
         equal = step
     return None, tuple(common_steps)
 
@@ -116,7 +120,7 @@ def first_difference(first: Digests, second: Digests) -> tuple[FirstDifference |
 def _differing_ranks(
     step: int, first: Mapping[int, Mapping[Tensor, int]], second: Mapping[int, Mapping[Tensor, int]]
 ) -> dict[Tensor, list[int]]:
-    """Return tensor → the ranks on which it differs at a step; the arguments map ranks to digests."""
+    """Return tensor → ranks on which it differs at a step. ``first``, ``second``: rank → tensor → digest."""
     if first.keys() != second.keys():
         counts = f"{len(first)} and {len(second)} ranks"
         raise PacelineError(f"step {step} has digests of {counts}", hint="compare runs of as many ranks")
@@ -132,7 +136,7 @@ def _differing_ranks(
 
 
 def recorded(folder: Path) -> list[list[Recorded]]:
-    """Return for each rank the lines that a replay recorded. Raises PacelineError: it recorded none."""
+    """Return the lines that a replay recorded, for each rank in order. Raises PacelineError: it recorded none."""
     ranks: list[list[Recorded]] = []
     while (path := folder / run_folder.OPERATORS.format(rank=len(ranks))).exists():
         ranks.append([])
@@ -147,34 +151,33 @@ def recorded(folder: Path) -> list[list[Recorded]]:
 
 
 def origin(first: Sequence[Sequence[Recorded]], second: Sequence[Sequence[Recorded]]) -> Origin | None:
-    """Return the first difference of two replays over all ranks; None: they are equal.
-
-    ``first``: the lines of each rank. ``second``: those of the other replay.
-    """
-    lines = [
-        next((number for number, (one, other) in enumerate(zip_longest(*of_rank)) if one != other), None)
-        for of_rank in zip(first, second, strict=True)
+    """Return the first difference of two replays, given by the lines of each rank; None: they are equal."""
+    # the index of the first differing line on each rank; all ranks record the same operators in the same order
+    first_differing = [
+        next((index for index, (line, other) in enumerate(zip_longest(*pair)) if line != other), None)
+        for pair in zip(first, second, strict=True)
     ]
-    differing = [line for line in lines if line is not None]
+    differing = [index for index in first_differing if index is not None]
     if not differing:
         return None
-    at = min(differing)
-    ranks = tuple(rank for rank, line in enumerate(lines) if line == at)
-    one, other = first[ranks[0]], second[ranks[0]]
-    line = other[at] if at < len(other) else one[at]
+    earliest = min(differing)
+    ranks = tuple(rank for rank, index in enumerate(first_differing) if index == earliest)
+    lines, other_lines = first[ranks[0]], second[ranks[0]]
+    line = other_lines[earliest] if earliest < len(other_lines) else lines[earliest]
     if line.operator:
-        cause = "data" if _prepares_inputs(other, at) else line.cause
+        cause = "data" if _prepares_inputs(other_lines, earliest) else line.cause
         return Origin(step=line.step, ranks=ranks, operator=line.operator, module=line.module, cause=cause)
-    of_first = dict(one[at].digests) if at < len(one) else {}
-    name = next((name for name, digest in line.digests if of_first.get(name) != digest), "")
+    # a tensor differs although the operators before it don't
+    digests_of_first = dict(lines[earliest].digests) if earliest < len(lines) else {}
+    name = next((name for name, digest in line.digests if digests_of_first.get(name) != digest), "")
     causes = {"inputs": "data", "gradients": "communication" if len(first) > 1 else "state"}
     cause = causes.get(line.kind, "state")
     return Origin(step=line.step, ranks=ranks, operator=line.kind, module=name, cause=cause)
 
 
-def _prepares_inputs(lines: Sequence[Recorded], at: int) -> bool:
-    """Return True if the operator of line ``at`` prepares the inputs, which are seen before any module computes."""
-    for line in lines[at:]:
+def _prepares_inputs(lines: Sequence[Recorded], index: int) -> bool:
+    """Return True if the operator at ``index`` prepares the inputs: they are recorded before any module computes."""
+    for line in lines[index:]:
         if line.kind == "inputs":
             return True
         if line.module or line.kind:
@@ -182,11 +185,12 @@ def _prepares_inputs(lines: Sequence[Recorded], at: int) -> bool:
     return False
 
 
-def parting_line(parting: FirstDifference) -> str:
+def difference_line(difference: FirstDifference) -> str:
     """Describe the first difference of the digests in a line."""
-    more = f" and {len(parting.names) - 1} more" if len(parting.names) > 1 else ""
-    since = f"equal at step {parting.equal}" if parting.equal else "no digested step before it"
-    return f"step {parting.step} ({since}), {_ranks(parting.ranks)}: {parting.kind} ({parting.names[0]}{more})"
+    more = f" and {len(difference.names) - 1} more" if len(difference.names) > 1 else ""
+    since = f"equal at step {difference.equal}" if difference.equal else "no digested step before it"
+    tensors = f"{difference.kind} ({difference.names[0]}{more})"
+    return f"step {difference.step} ({since}), {_ranks(difference.ranks)}: {tensors}"
 
 
 def origin_line(origin: Origin | None) -> str:
@@ -228,7 +232,7 @@ def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) 
     planned = (nodes[0].get("env") or {}) if nodes else {}
     environment = {
         **os.environ,
-        # of the first node, without Paceline's own variables: threads, cluster.env
+        # the first node's variables (threads, cluster.env) without Paceline's own, which are about the old attempt
         **{str(name): str(value) for name, value in planned.items() if not str(name).startswith("PACELINE_")},
         "PYTHONPATH": os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])]),
         variables.OPERATORS: f"{first}-{last}",
@@ -247,7 +251,7 @@ def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) 
 
 
 def prepare(run_dir: Path, work: Path, *, first: int) -> None:
-    """Make ``work`` a folder in which the training goes on from the newest checkpoint before step ``first``."""
+    """Make ``work`` a run folder in which the training goes on from the newest checkpoint before step ``first``."""
     shutil.rmtree(work, ignore_errors=True)
     (work / run_folder.CHECKPOINTS).mkdir(parents=True)
     shutil.copy(run_dir / run_folder.CONFIG, work)

@@ -1,4 +1,8 @@
-"""Prove that a run survives kills: repeat it, kill the repetition at moments drawn from a seed, compare the results."""
+"""The proof that a run survives kills (`doit prove`): repeat it, kill the repetition at moments drawn from a seed, and
+compare the results. If they differ, ``culprits`` finds out why.
+
+Kills prove something only if a repetition resumed from a checkpoint that lay within the training.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ from trainers.script.metrics.printed import parse_line, text_of_rank_0
 FOLDER_SUFFIX = "-killed"
 _INCOMPARABLE = "its results can't be compared to the bit"
 _SHOWN = 4  # files in a line
-_SOONER = (1.0, 0.7, 0.4)  # factors of the drawn moments; the next one is tried if the kills proved nothing
+_SHARE_FACTORS = (1.0, 0.7, 0.4)  # of the drawn moments; the next, sooner ones are tried if the kills proved nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,8 @@ class Proof:
     verdict: Verdict  # the comparison of the results
     evidence: Evidence  # with ``resumed_at`` of the recorded run if ``was_resumed``, else of the repetition
     unproven: str = ""  # why equal results prove nothing, or ''
-    was_resumed: bool = False  # the recorded run itself was; an undisturbed repetition differs from there on
-    offer: str = ""  # the argument that would give the script its checkpoint, or ''
+    was_resumed: bool = False  # the recorded run itself was resumed; an undisturbed repetition differs from there on
+    offer: str = ""  # advice: the argument that would give the script its checkpoint; or ''
     culprit: Culprit | None = None  # why the results differ; None if they are equal
 
     @property
@@ -81,9 +85,9 @@ def prove(
 
     Args:
         root: the project.
-        kills: 0 repeats it undisturbed; only if that is equal, kills prove something.
-        seed: of the moments of the kills.
-        overrides: of ``reproduce``.
+        kills: 0 repeats the run undisturbed; only if that gives equal results, kills prove something.
+        seed: from which the moments of the kills are drawn.
+        overrides: new values for settings, as ``reproduce`` takes them.
 
     Raises PacelineError: the run can't be repeated, or failed for another reason than a kill.
     """
@@ -91,9 +95,9 @@ def prove(
     resumes = settings is not None and settings.resumes
     awaits_checkpoint = True
     steps = {row.step for row in metrics_file.rows(folder.path / run_folder.METRICS)}
-    for sooner in _SOONER:
-        timed = _repetition(runs_dir) or folder  # a repetition shows best how long one takes now
-        moments = draw_moments(timed, kills, seed, sooner=sooner)
+    for factor in _SHARE_FACTORS:
+        timed = _repetition(runs_dir) or folder  # the repetition before shows best how long one takes now
+        moments = draw_moments(timed, kills, seed, factor=factor)
         killer = Killer(runs_dir, moments, say, awaits_checkpoint=awaits_checkpoint)
         verdict = reproduce(
             folder, root=root, work=work, data_dir=data_dir, overrides=overrides, keep=False, say=say,
@@ -101,7 +105,7 @@ def prove(
         )  # fmt: skip
         again = _repetition(runs_dir) or folder
         starts = first_steps(rows_by_attempt(again.path))
-        resumes = resumes or bool(resumed_at(starts))  # also without {resume}, if an attempt has shown it
+        resumes = resumes or bool(resumed_at(starts))  # a script may resume by itself, without {resume}
         awaits_checkpoint = resumes or any(kill.checkpoint for kill in killer.kills)
         unproven = _unproven(killer.kills, starts, steps, resumes=resumes)
         evidence = gather(folder, again, verdict, killer.kills)
@@ -114,11 +118,12 @@ def prove(
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
     if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to explain
         return proof
+    # an undisturbed repetition that differs from where the recorded run was resumed: that resume is at fault
     resumed, differs_at = resumed_at(first_steps(rows_by_attempt(folder.path))), evidence.differs_at
     if not killer.kills and resumed and differs_at is not None and differs_at >= resumed[0]:
         evidence = dataclasses.replace(evidence, resumed_at=resumed)
         proof = dataclasses.replace(proof, evidence=evidence, was_resumed=True)
-        # as if the interruption of the recorded run had been a kill of ours
+        # the culprit is found as if this command had interrupted the recorded run
         evidence = dataclasses.replace(evidence, kills=(_interruption(folder.path),))
     return dataclasses.replace(proof, culprit=culprit(evidence))
 
@@ -128,19 +133,20 @@ def _repetition(runs_dir: Path) -> RunFolder | None:
 
 
 def _train(killer: Killer, words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
+    """Train with kills, and start the same command again after each; return the exit code of the last one."""
     while True:
         earlier_kills = len(killer.kills)
         code = train_again(words, secrets, project=project, database=database, meanwhile=killer.kill_if_due)
         if code == 0 or len(killer.kills) == earlier_kills:
             return code
-        killer.look_again()
+        killer.update_last_kill()
 
 
 def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int], *, resumes: bool) -> str:
-    """Return why a repetition proves nothing, or ''.
+    """Return why a killed repetition proves nothing, or ''.
 
     ``starts``: ``first_steps`` of the repetition. ``steps``: all steps that the recorded run logged. ``resumes``: the
-    script goes on from its checkpoint, by {resume} or by itself.
+    script resumes from its checkpoint, by {resume} or by itself.
     """
     if not kills:
         return "it had ended before it could be killed"
@@ -209,15 +215,15 @@ def _about_resume(proof: Proof) -> list[str]:
 
 
 # ------------------------------------------------------------------------------- kills
-# How far a run is shows in log lines and metrics that name epoch or step, as a busy computer trains more slowly than
-# when the run was made; without any, time decides.
-_EARLIEST, _LATEST = 0.1, 0.95  # of the training
-_FEWEST_POSITIONS = 3
-_WRITTEN_S = 0.5
+# Kills come at shares of the training. How far a run is shows in log lines and metrics that name an epoch or step;
+# only without any, time decides, because a busy computer trains more slowly than when the run was made.
+_EARLIEST, _LATEST = 0.1, 0.95  # shares of the training between which kills are drawn
+_FEWEST_POSITIONS = 3  # with fewer, time decides
+_WRITTEN_S = 0.5  # after this time a checkpoint is written completely
 _LAST_ROWS_BYTES = 1 << 14
 
 _Position = tuple[float, int]
-"""Epoch and step of a line with metrics."""
+"""(epoch, step) of a line with metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,11 +231,11 @@ class Moments:
     """When to kill, and how the finished run went.
 
     Attributes:
-        shares: of the training over all attempts at which to kill, ascending.
-        positions: of the finished run, ascending; () if they can't be seen while it runs.
+        shares: the shares of the training, from 0 to 1 over all attempts, at which to kill, ascending.
+        positions: the positions of all lines of the finished run, ascending; () if they can't be seen while it runs.
         are_rows: the positions are those of rows in metrics.jsonl, not of printed lines.
-        first_row_s: from the begin of an attempt to its first row of metrics.
-        trained_s: from the first row to the last one.
+        first_row_s: seconds from the begin of an attempt to its first row of metrics.
+        trained_s: seconds from the first row to the last one.
     """
 
     shares: tuple[float, ...]
@@ -239,10 +245,10 @@ class Moments:
     trained_s: float
 
 
-def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0) -> Moments:
+def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0) -> Moments:
     """Draw the moments of ``kills`` kills from a seed, within the training of the finished run ``timed``.
 
-    ``sooner``: a factor of the drawn shares.
+    ``factor`` multiplies the drawn shares.
     """
     entries = journal.read(timed.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
@@ -253,7 +259,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
     chance = random.Random(seed)
     # one kill in each of ``kills`` equal parts: a state that changes late shows only after a late kill
     between = (_LATEST - _EARLIEST) / max(1, kills)
-    shares = [(_EARLIEST + (number + chance.random()) * between) * sooner for number in range(kills)]
+    shares = [(_EARLIEST + (number + chance.random()) * between) * factor for number in range(kills)]
     logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
     printed = [position for log in logs for position in _printed_in(log)]
     # printed metrics reach metrics.jsonl only at the end of an attempt
@@ -268,7 +274,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, sooner: float = 1.0
 
 
 class Killer:
-    """Kills the only run below ``runs_dir`` once in each attempt, later and later in the training.
+    """Kills the only run below ``runs_dir`` once in each attempt, at the moments' shares of the training.
 
     ``awaits_checkpoint``: the last kill waits until there is a checkpoint.
     """
@@ -282,7 +288,7 @@ class Killer:
         self._awaits_checkpoint = awaits_checkpoint
         self._progress = _Progress(moments, 0)
         self._killed_at = 0.0  # unix time of the last kill
-        self._began_s = 0.0  # seconds of training that this attempt needs not repeat, by earlier checkpoints
+        self._saved_s = 0.0  # seconds of training that checkpoints of earlier attempts contain
         self._saved_at = 0.0  # unix time at which the first checkpoint was seen
 
     @property
@@ -290,10 +296,11 @@ class Killer:
         return next((path.parent for path in self._runs_dir.glob(f"*/{run_folder.JOURNAL}")), None)
 
     def kill_if_due(self, command_pid: int) -> None:
-        """Kill the ranks once it is time; if they run on other computers, stop the command."""
+        """Kill the ranks if it is time; if they run on other computers, stop the command instead."""
         if not self._remaining or (run_dir := self.run_dir) is None:
             return
         entries = journal.read(run_dir / run_folder.JOURNAL)
+        # only an attempt that has begun after the last kill
         if not entries or entries[-1].state is not State.RUNNING or entries[-1].time <= self._killed_at:
             return
         started_at, attempt = entries[-1].time, entries[-1].attempt
@@ -311,68 +318,68 @@ class Killer:
         if not pids:
             os.kill(command_pid, signal.SIGTERM)
         self._remaining.pop(0)
-        self._began_s += saved_s(run_dir, trains_from)
-        self.kills.append(_kill(run_dir, after_s))
+        self._saved_s += saved_s(run_dir, trains_from)
+        self.kills.append(_describe_kill(run_dir, after_s))
         how = f"killed after {after_s} s ({len(pids)} processes)" if pids else f"stopped after {after_s} s"
         self._say(f"{how}; an ERROR below this line is the kill's")
 
     def _share(self, run_dir: Path, attempt: int, trains_from: float) -> float:
-        """Return the share of the training that is done."""
+        """Return the share of the training that is done. ``trains_from``: unix time at which the first row is due."""
         if self._moments.positions:
             if self._progress.attempt != attempt:
                 self._progress = _Progress(self._moments, attempt)
             return self._progress.share(run_dir)
-        since = time.time() - trains_from
-        return (self._began_s + since) / max(self._moments.trained_s, 1e-3) if since >= 0.0 else 0.0
+        trained_s = time.time() - trains_from  # in this attempt
+        return (self._saved_s + trained_s) / max(self._moments.trained_s, 1e-3) if trained_s >= 0.0 else 0.0
 
     def _has_checkpoint(self, run_dir: Path) -> bool:
-        """Return True if a checkpoint has been there for half a second, after which it is written completely."""
+        """Return True if a checkpoint has been there for half a second."""
         if newest_checkpoint(run_dir) is None:
             return False
         self._saved_at = self._saved_at or time.time()
         return time.time() - self._saved_at >= _WRITTEN_S
 
-    def look_again(self) -> None:
-        """Add the newest checkpoint to the last kill, if another host has sent one only after it."""
+    def update_last_kill(self) -> None:
+        """Add the newest checkpoint to the last kill, if another host has sent one only after the kill."""
         if self.kills and self.kills[-1].checkpoint is None and self.run_dir is not None:
-            self.kills[-1] = _kill(self.run_dir, self.kills[-1].after_s)
+            self.kills[-1] = _describe_kill(self.run_dir, self.kills[-1].after_s)
 
 
 class _Progress:
-    """Follows how far an attempt is, by the positions that it shows."""
+    """Follows how far an attempt is, by the positions in its lines."""
 
     def __init__(self, moments: Moments, attempt: int) -> None:
         self.attempt = attempt
         self._moments = moments
         self._read_bytes: dict[Path, int] = {}
-        self._passed = 0  # of the finished run's positions
-        self._since = 0.0  # monotonic time at which the last one was seen
+        self._positions_passed = 0  # of the finished run's positions
+        self._last_passed_at = 0.0  # monotonic time at which the last one was seen
         self._between_s = moments.trained_s / max(1, len(moments.positions) - 1)  # from one position to the next
 
     def share(self, run_dir: Path) -> float:
-        """Return the share of the training that is done, between two positions by time."""
-        seen = self._steps(run_dir) if self._moments.are_rows else self._printed(run_dir)
-        passed = max((bisect_right(self._moments.positions, one) for one in seen), default=0)
+        """Return the share of the training that is done. Between two positions, it grows with time."""
+        seen = self._logged_in_attempt(run_dir) if self._moments.are_rows else self._printed_in_attempt(run_dir)
+        passed = max((bisect_right(self._moments.positions, position) for position in seen), default=0)
         now = time.monotonic()
-        if passed > self._passed:
-            if self._passed:
-                self._between_s = (now - self._since) / (passed - self._passed)
-            self._passed, self._since = passed, now
-        if not self._passed:
+        if passed > self._positions_passed:
+            if self._positions_passed:
+                self._between_s = (now - self._last_passed_at) / (passed - self._positions_passed)
+            self._positions_passed, self._last_passed_at = passed, now
+        if not self._positions_passed:
             return 0.0
-        behind = min(1.0, (now - self._since) / self._between_s) if self._between_s > 0.0 else 1.0
-        return (self._passed + behind) / len(self._moments.positions)
+        to_next = min(1.0, (now - self._last_passed_at) / self._between_s) if self._between_s > 0.0 else 1.0
+        return (self._positions_passed + to_next) / len(self._moments.positions)
 
-    def _printed(self, run_dir: Path) -> Iterator[_Position]:
+    def _printed_in_attempt(self, run_dir: Path) -> Iterator[_Position]:
         """Yield the positions in lines of the logs that are new since the last call."""
         for log in (run_dir / run_folder.ATTEMPTS / str(self.attempt)).glob("*.log"):
             with suppress(OSError), log.open("rb") as file:
                 file.seek(self._read_bytes.get(log, 0))
-                whole, end, _ = file.read().rpartition(b"\n")
+                whole, end, _ = file.read().rpartition(b"\n")  # the last line may still be written
                 self._read_bytes[log] = self._read_bytes.get(log, 0) + len(whole) + len(end)
                 yield from (one for one in _printed_positions(whole.split(b"\n")) if one is not None)
 
-    def _steps(self, run_dir: Path) -> Iterator[_Position]:
+    def _logged_in_attempt(self, run_dir: Path) -> Iterator[_Position]:
         """Yield the steps of the last rows that this attempt wrote."""
         with suppress(OSError):
             rows = metrics_file.rows(run_dir / run_folder.METRICS, tail_bytes=_LAST_ROWS_BYTES)
@@ -386,7 +393,7 @@ def _printed_in(log: Path) -> Iterator[_Position | None]:
 
 
 def _printed_positions(lines: Iterable[bytes]) -> Iterator[_Position | None]:
-    """Yield the position of each line of rank 0 with metrics; None for one that names no epoch and no step."""
+    """Yield the position of each line of rank 0 with metrics; None for a line that names no epoch and no step."""
     for line in lines:
         parsed = parse_line(text_of_rank_0(line.decode(errors="replace")))
         if parsed.metrics:
@@ -401,7 +408,7 @@ def saved_s(run_dir: Path, since: float) -> float:
     return 0.0
 
 
-def _kill(run_dir: Path, after_s: float) -> Kill:
+def _describe_kill(run_dir: Path, after_s: float) -> Kill:
     newest = newest_checkpoint(run_dir)
     if newest is None:
         return Kill(after_s=after_s, checkpoint=None)
@@ -409,7 +416,7 @@ def _kill(run_dir: Path, after_s: float) -> Kill:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint of a run in its folder, or None."""
+    """Return the newest checkpoint in a run folder, or None."""
     settings = checkpoints.settings_of(run_dir)
     if settings is None:
         return max((run_dir / run_folder.CHECKPOINTS).glob("step-*.pt"), default=None)

@@ -1,4 +1,6 @@
-"""Repeat a finished run from its provenance in a separate checkout, and compare weights and metrics."""
+"""The repetition of a finished run (`doit reproduce`): the run's code is checked out from its provenance, trained as a
+command of its own there, and the results are compared.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,10 @@ from trainers.contract import run_folder
 IGNORED = "program.ignore_metrics"
 _PATTERN = "program.metrics_pattern"
 CHANGEABLE = ("cluster", "paths", "tracking", "dataset.source", IGNORED)
-"""Settings that a reproduction may change. Of these only the topology of ranks counts in the key."""
+"""The settings that a reproduction may change. Of these only the topology of ranks counts in the key."""
 DEFAULTS = "defaults.yaml"
-_ADDRESSES = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
+"""The file below ``work`` with the defaults of the user who trained the run."""
+_FILES_OF_CLUSTER = ("ssh_config", "hostfile")  # fields of the cluster group that name files relative to the project
 _MIRROR = "cluster.checkpoint_mirror"
 
 Say = Callable[[str], None]
@@ -62,10 +65,10 @@ def reproduce(
     say: Say,
     train: Train | None = None,
 ) -> Verdict:
-    """Repeat the run below ``work`` and compare. Also writes verdict.json there.
+    """Repeat the run below ``work``, compare, and write verdict.json there.
 
     Args:
-        root: the project, whose repository has the run's commit (or the folder comes from an archive that has it).
+        root: the project, whose repository has the run's commit, unless the folder is of an archive that has it.
         overrides: new values for fields of CHANGEABLE; each replaces the run's override of the same field or group.
         keep: leave the checkout of the run's code in ``work``.
         train: what runs the training and returns its exit code; None: ``train_again``.
@@ -79,8 +82,10 @@ def reproduce(
     for name in recipe.provenance.get("left_out", ()):
         say(f"  not kept     {name}")
     _refuse_missing_secrets(recipe, overrides)
-    has_cluster = any(_name(word) == "cluster" for word in overrides)  # whose hosts are compared after the training
-    if other := None if has_cluster else recorded_hardware.other_than_here(recipe.result, hardware()):
+    # the hardware of other hosts is known only after the training
+    has_cluster = any(_name(word) == "cluster" for word in overrides)
+    other = None if has_cluster else recorded_hardware.other_than_here(recipe.result, hardware())
+    if other:
         say(f"  hardware     {other}: equal bits can't be promised, so metrics are compared within their spread")
     runs_dir = work / "runs"
     with ExitStack() as stack:
@@ -88,7 +93,9 @@ def reproduce(
         with waiting(say, "waiting for another command that makes this run again"):
             stack.enter_context(held(work.parent / f"{work.name}.lock"))
         with waiting(say, "checking out the run's code"):
-            project = stack.enter_context(checkout(recipe, root=root, place=work / run_folder.CODE, keep=keep, say=say))
+            project = stack.enter_context(
+                checkout(recipe, root=root, checkout_dir=work / run_folder.CODE, keep=keep, say=say)
+            )
         # the defaults of the user who trained the run, without the sections that this call replaces
         replaced = {"paths", "tracking", *(_name(word) for word in overrides)}
         recorded = recipe.provenance.get("defaults") or {}
@@ -158,13 +165,16 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
 def _overrides(
     recipe: Recipe, overrides: Sequence[str], *, root: Path, project: Path, source: str | None
 ) -> list[str]:  # fmt: skip
-    """Return the run's own overrides, with locations from this call and absolute paths to files of the project."""
+    """Return the overrides of the repetition: the run's own, with what this call replaces.
+
+    ``source`` is the data's source here. Files of the project that the commit lacks are named by absolute paths.
+    """
     overridden = {_name(word) for word in overrides}
     words = _own_words(recipe, overridden)
     words += [word for word in overrides if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={hydra_quoted(source)}")
-    # a later command than the one that provenance.json holds may have chosen the pattern
+    # a later command than the one in provenance.json may have chosen the pattern; the digest keeps the same weights
     pattern = (recipe.config.get("program") or {}).get("metrics_pattern")
     sha256 = (recipe.config.get("init") or {}).get("sha256")
     for name, value in (("init.sha256", sha256), (_PATTERN, pattern and hydra_quoted(pattern))):
@@ -173,9 +183,9 @@ def _overrides(
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and overridden & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # a reproduction must not resume from a checkpoint
-    if overridden & {"cluster", *(f"cluster.{name}" for name in _ADDRESSES)}:
+    if overridden & {"cluster", *(f"cluster.{name}" for name in _FILES_OF_CLUSTER)}:
         cluster = (_composed(words) or {}).get("cluster", {})
-    for name in _ADDRESSES:
+    for name in _FILES_OF_CLUSTER:
         file = cluster.get(name)
         if file and not (project / Path(file).expanduser()).exists():  # such files aren't in the commit
             words.append(f"cluster.{name}={hydra_quoted(str(root / file))}")
@@ -185,8 +195,8 @@ def _overrides(
 def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     """Return the run's overrides without those of the fields and groups in ``overridden``.
 
-    They begin with the secrets in the defaults of the user who trained the run. Secrets, masked in the record,
-    become references to environment variables of the same names, where these are set.
+    The first ones are the secrets in the defaults of the user who trained the run. A secret is masked in the record; it
+    becomes a reference to the environment variable of the same name, if that is set.
     """
     replaced = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
@@ -197,7 +207,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
 
 
 def _refuse_missing_secrets(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Raise PacelineError if a secret of the run, which no file stores, is neither given again nor a set variable."""
+    """Raise PacelineError if a secret of the run, which no file stores, is neither typed again nor a set variable."""
     overridden = {_name(word) for word in overrides}
     words = _own_words(recipe, overridden)
     if "dataset.source" not in overridden:
@@ -233,8 +243,8 @@ def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> 
     if source is None or "://" in source:
         return source
     if not source.startswith("step:"):
-        places = [root / expanded(source, f"dataset.source={source}") for root in roots]
-        return str(next((place for place in places if place.exists()), places[0]))
+        paths = [root / expanded(source, f"dataset.source={source}") for root in roots]
+        return str(next((path for path in paths if path.exists()), paths[0]))
     words = _own_words(recipe, ())
     where = f"paths.runs={hydra_quoted(str(recipe.folder.path.parent))}"
     step = steps.data_step(source, compose.resolve(compose.compose_config([*words, where])), roots[0])
@@ -248,7 +258,7 @@ def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> 
 
 
 def _prepare_inputs(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
-    """Find or fetch the run's data and initial weights. Raises PacelineError: missing, or different."""
+    """Find or fetch the run's data and initial weights. Raises PacelineError: they are missing or different."""
     _keep_initial_weights(recipe, data_dir)
     recorded = str(recipe.parts["data"])
     try:
@@ -285,6 +295,7 @@ def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:
+    """Compare the versions in the run's key with those here."""
     old = dict(recipe.parts.get("environment") or {})
     # versions on the hosts override the controller's
     host_versions = (recipe.config.get("cluster") or {}).get("environment") or {}
@@ -295,7 +306,7 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
-    """Compare the topology of ranks that ``words`` give with the run's, before hours of training."""
+    """Compare the topology that ``words`` give with the run's, so that users know before hours of training."""
     if (resolved := _composed(words)) is None:
         return []
     try:

@@ -47,7 +47,7 @@ def changed_in(patch: bytes) -> list[str]:
 def brought_back(repository: Path, patch: bytes, place: Path, say: Callable[[str], None] = print) -> Path:
     """A clone of the commit with the patch, as `doit reproduce` lays it out."""
     made = recipe(place, patch, git(repository, "rev-parse", "HEAD").strip())
-    with checkout(made, root=repository, place=place / "again", keep=True, say=say) as project:
+    with checkout(made, root=repository, checkout_dir=place / "again", keep=True, say=say) as project:
         return project
 
 

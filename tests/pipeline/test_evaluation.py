@@ -48,8 +48,8 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
 
 def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     faces = {"DejaVu Sans": set(map(ord, "düog")), "Some": {ord("猫")}, "Other": set[int]()}
-    monkeypatch.setattr(evaluations, "characters", faces.__getitem__)
-    monkeypatch.setattr(evaluations, "installed", faces.keys)
+    monkeypatch.setattr(evaluations, "characters_of", faces.__getitem__)
+    monkeypatch.setattr(evaluations, "installed_families", faces.keys)
     assert evaluations.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
     assert evaluations.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 

@@ -68,7 +68,7 @@ class Brought:
         self.made = recipe(place, patch, commit)
         self.project = place / "elsewhere"
         git(place, "init", "-q", str(self.project))
-        for name, content in archive._source(repository, commit).items():
+        for name, content in archive._packed_commit(repository, commit).items():
             write_atomic(self.folder.path / name, content)
 
     @property
@@ -77,7 +77,7 @@ class Brought:
 
     def tree(self) -> dict[str, tuple[bool, bytes]]:
         place = self.folder.path.parent / "again"
-        with checkout(self.made, root=self.project, place=place, keep=False) as project:
+        with checkout(self.made, root=self.project, checkout_dir=place, keep=False) as project:
             return tree(project)
 
     def refusal(self) -> str:
@@ -98,7 +98,7 @@ def test_a_commit_comes_out_of_an_archive_as_it_is_and_gives_equal_bytes(reposit
     git(repository, "add", "-A")
     git(repository, *AUTHOR, "commit", "-qm", "two")
     assert Brought(tmp_path, repository, head(repository)).tree() == tree(repository)
-    assert archive._source(repository, head(repository)) == archive._source(repository, head(repository))
+    assert archive._packed_commit(repository, head(repository)) == archive._packed_commit(repository, head(repository))
 
 
 @pytest.mark.parametrize("name", ["dodo.py", "sitecustomize.py"])
@@ -109,7 +109,7 @@ def test_a_file_that_the_recorded_commit_lacks_is_not_taken_from_an_archive(
     (repository / name).write_text("open('here', 'w')\n")
     git(repository, "add", "-A")
     git(repository, *AUTHOR, "commit", "-qm", "two")
-    (other,) = archive._source(repository, head(repository)).values()
+    (other,) = archive._packed_commit(repository, head(repository)).values()
     pack = brought.folder.path / "source" / f"{recorded}.pack"
     pack.write_bytes(other)
     assert brought.refusal() == f"source of the archive doesn't hold commit {recorded}, which the run names"

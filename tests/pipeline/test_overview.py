@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.evaluation import report as evaluations
-from pipeline.evaluation.report import Mistake, evaluate, images, worst
+from pipeline.evaluation.report import Mistake, evaluate, images, worst_mistakes
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,9 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_the_mistakes_are_of_the_most_frequent_confusions_in_turn() -> None:
     targets, predictions = [0, 0, 0, 0, 1, 2], [1, 1, 1, 0, 2, 2]
-    assert worst(targets, predictions, 3) == [Mistake(0, 0, 1), Mistake(4, 1, 2), Mistake(1, 0, 1)]
-    assert len(worst(targets, predictions, 99)) == 4
-    assert worst([1], [1], 9) == []
+    assert worst_mistakes(targets, predictions, 3) == [Mistake(0, 0, 1), Mistake(4, 1, 2), Mistake(1, 0, 1)]
+    assert len(worst_mistakes(targets, predictions, 99)) == 4
+    assert worst_mistakes([1], [1], 9) == []
 
 
 def test_the_images_of_the_mistakes_are_those_of_the_split(tmp_path: Path) -> None:

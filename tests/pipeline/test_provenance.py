@@ -247,7 +247,7 @@ def test_a_reproduction_in_a_clone_that_git_refuses_says_what_mends_it(repositor
     made = recipe(tmp_path, b"", "f" * 40)
     (repository / ".git/HEAD").write_text("garbage\n")
     refused = pytest.raises(PacelineError, match=r"^commit f+ of run \S+ can't be read: git refuses the repository: ")
-    with refused, checkout(made, root=repository, place=tmp_path / "again", keep=False):
+    with refused, checkout(made, root=repository, checkout_dir=tmp_path / "again", keep=False):
         pass
 
 
@@ -267,7 +267,7 @@ def test_a_submodule_is_named_and_its_code_taken_from_the_runs_own_copy(nested: 
     told, parts = {"git_commit": git(nested, "rev-parse", "HEAD").strip()}, {"code": {name: ""}}
     made = Recipe(folder=folder, result={}, parts=parts, config={}, provenance=told, patch=b"")
     said: list[str] = []
-    with checkout(made, root=nested, place=tmp_path / "again", keep=False, say=said.append) as project:
+    with checkout(made, root=nested, checkout_dir=tmp_path / "again", keep=False, say=said.append) as project:
         assert (project / name).read_text() == "of = 'outer'\n"
     assert said[0] == "  submodule    lib/outer is not checked out: of its files the run's own copies are taken"
     assert said[1].startswith(f"  snapshot     {name} is the run's own copy: ")

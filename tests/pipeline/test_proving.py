@@ -268,7 +268,7 @@ def test_kills_are_spread_over_the_training_and_follow_from_the_seed(tmp_path: P
     assert [*drawn.shares] == sorted(drawn.shares)
     parts = [(share - 0.1) / 0.85 * 4 for share in drawn.shares]
     assert [int(part) for part in parts] == [0, 1, 2, 3], "one in each quarter"
-    assert draw_moments(folder, 4, 7, sooner=0.5).shares == tuple(share / 2 for share in drawn.shares)
+    assert draw_moments(folder, 4, 7, factor=0.5).shares == tuple(share / 2 for share in drawn.shares)
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,9 @@ def test_a_run_that_was_made_outside_of_a_repository_has_the_copy_of_its_code_an
     paths = {"runs": "runs", "data": str(project / "data")}
     made = replace(made, config={**made.config, "paths": paths}, patch=b"")
     said: list[str] = []
-    with checkout(made, root=project, place=project / "runs/.reproduced/0/code", keep=False, say=said.append) as place:
+    with checkout(
+        made, root=project, checkout_dir=project / "runs/.reproduced/0/code", keep=False, say=said.append
+    ) as place:
         there = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
         assert there == {*kept}
         assert (place / "trainers/x.py").read_bytes() == (made.folder.code / "trainers/x.py").read_bytes()

@@ -41,9 +41,9 @@ def test_two_ranks_note_every_nth_step_and_equal_runs_are_equal(make_run: MakeRu
     assert inputs[0] != inputs[1]
     assert weights[0] == weights[1]
     changed = {**other, 8: {**other[8], 1: {**other[8][1], ("weights", "classifier.1.bias"): 7}}}
-    parting, _ = divergence.first_difference(one, changed)
-    assert parting is not None
-    assert divergence.parting_line(parting) == "step 8 (equal at step 4), rank 1: weights (classifier.1.bias)"
+    difference, _ = divergence.first_difference(one, changed)
+    assert difference is not None
+    assert divergence.difference_line(difference) == "step 8 (equal at step 4), rank 1: weights (classifier.1.bias)"
 
 
 def test_runs_without_digests_or_of_other_ranks_are_refused(make_run: MakeRun) -> None:

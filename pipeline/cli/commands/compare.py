@@ -25,7 +25,7 @@ from pipeline.comparing import report as reports
 from pipeline.comparing.comparison import compare as compared
 from pipeline.comparing.curves import FORMATS, Band
 from pipeline.comparing.groups import ComparedRun, Group, command_line, grouped, metrics_of, read
-from pipeline.comparing.report import Absent, Report, of_nearest
+from pipeline.comparing.report import Absent, Report, why_made
 from pipeline.core import masking
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, replaceable_path, sha256_text, write_atomic, write_hint
@@ -110,7 +110,7 @@ def plot(current: Session) -> None:
     if target is not None and form not in FORMATS:
         raise UsageError(f"file={options['file']} must end in {', '.join(f'.{one}' for one in FORMATS)}")
     metric, bands, more = metric_and_bands(chosen_runs(current, keys), options.get("metric"), axis, keys=keys)
-    bands = [curves.above_0(band) for band in bands] if log else bands
+    bands = [curves.positive_parts(band) for band in bands] if log else bands
     if target is not None:
         from pipeline.comparing.drawing import curve_file  # imports matplotlib, which only a file needs
 
@@ -133,10 +133,10 @@ def metric_and_bands(
     A band is a configuration's curve with its spread over seeds. Configurations are in the order of the typed ``keys``;
     without keys the best is first. Raises UsageError: none has such a curve.
     """
-    rows = curves.of_runs(runs)  # key → rows of metrics.jsonl
+    rows = curves.rows_of_runs(runs)  # key → rows of metrics.jsonl
     existing = sorted({name for rows_of_run in rows.values() for row in rows_of_run for name in row.metrics})
     # scripts log metrics of any name: the first one is the default
-    of_scripts = [] if _DEFAULT_METRIC in existing else curves.names(rows.values())
+    of_scripts = [] if _DEFAULT_METRIC in existing else curves.drawable_metrics(rows.values())
     metric = typed_metric or next(iter(of_scripts), _DEFAULT_METRIC)
     for run in runs:
         if run.state == ALTERED:
@@ -223,13 +223,13 @@ def _runs_report(current: Session) -> tuple[str, Report]:
     (run,) = runs
     # the report of a single run says how it differs from the finished run that is most like it
     others = {key: parts for key, parts in index.finished_parts(runs_dir).items() if key != run.key}
-    why = of_nearest(index.nearest(runs_dir, others, run.parts))
+    why = why_made(index.nearest(runs_dir, others, run.parts))
     return run.key, _page(runs, subject=f"Run {run.key}", command=run.command, why=why)
 
 
 def _page(runs: Sequence[ComparedRun], **about: Any) -> Report:
     """Return the report of these runs; ``about`` are arguments of ``comparing.report.report``."""
-    return reports.report(runs, curves.of_runs(runs), unix_time=time.time(), **about)
+    return reports.report(runs, curves.rows_of_runs(runs), unix_time=time.time(), **about)
 
 
 # ----------------------------------------------------------------------------------------------- files

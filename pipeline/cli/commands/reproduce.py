@@ -220,7 +220,7 @@ def diff(current: Session) -> None:
     if first is None:
         say(f"{summary}, up to step {steps[-1]}: all digests are equal")
     else:
-        summary += f"\n  first difference  {divergence.parting_line(first)}"
+        summary += f"\n  first difference  {divergence.difference_line(first)}"
         if current.invocation.options.get("replay") != "0":
             line, origin = _replay(current, runs, first, len(digests[0][first.step]))
             summary += f"\n  replay            {line}"

@@ -146,8 +146,8 @@ def test_digests_tell_the_tensor_that_differs(tmp_path: Path, monkeypatch: pytes
             paceline.digest(step, model, optimizer, images=images)
     one, other = divergence.read(tmp_path / "one"), divergence.read(tmp_path / "other")
     assert {kind for kind, _ in one[1][0]} == {*divergence.KINDS}
-    parting, _ = divergence.first_difference(one, other)
-    assert parting is not None
-    assert divergence.parting_line(parting) == "step 2 (equal at step 1), rank 0: weights (0.bias)"
+    difference, _ = divergence.first_difference(one, other)
+    assert difference is not None
+    assert divergence.difference_line(difference) == "step 2 (equal at step 1), rank 0: weights (0.bias)"
     monkeypatch.delenv(paceline.RUN_DIR)
     paceline.digest(1, model)  # alone it records nothing
