@@ -2,8 +2,7 @@
 results in runs/diagnostics/.
 
 `doit preflight --measure` compares the speeds of hosts; `doit benchmark` measures the throughput of one rank, of more
-ranks and of more hosts.
-"""
+ranks and of more hosts."""
 
 from __future__ import annotations
 
@@ -150,9 +149,7 @@ class Speed:
 
 def speeds(result: Mapping[str, Any], labels: Sequence[str]) -> list[Speed]:
     """Return the speed of each host's slowest rank in matrix products, and each pair's bandwidth of all-reduces.
-
-    ``result``: the content of host_speed.json. ``labels``: the hosts by node rank.
-    """
+    ``result``: the content of host_speed.json. ``labels``: the hosts by node rank."""
     measured = []
     for node_rank, label in enumerate(labels):
         ranks = [rank for rank in result["ranks"] if rank["node_rank"] == node_rank]
@@ -311,8 +308,7 @@ def _commit(config: RunConfig, root: Path) -> str:
 # ------------------------------------------------------------------------------- clusters and tables (pure)
 def clusters_to_measure(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
     """Return clusters of 1…N ranks on the first host and of 1…M hosts; and texts about the clusters that are left out,
-    because their ranks can't share a batch. Raises UsageError: none is possible.
-    """
+    because their ranks can't share a batch. Raises UsageError: none is possible."""
     first = cluster.hosts[0]
     clusters = [
         replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)

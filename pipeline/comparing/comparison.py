@@ -1,8 +1,7 @@
 """The comparison of groups of runs (`doit compare`): metrics, configuration, data, environment, hosts and code.
 
 A group has the runs that differ only in the seed; each group is compared with the first one. The comparison is
-formatted as text, Markdown and data.
-"""
+formatted as text, Markdown and data."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ class AgainstFirst:
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The comparison of groups of runs. ``against``: one for each further group. ``parts``: each of PARTS → the fields
-    that differ.
-    """
+    that differ."""
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
@@ -166,10 +164,8 @@ def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, .
 
 
 def _lines(run: ComparedRun, path: str, code: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a file of the run's snapshot; for a binary file, one line with its size and digest.
-
-    Empty if the run has no such file. ``code``: path → digest of the run's code.
-    """
+    """Return the lines of a file of the run's snapshot; for a binary file, one line with its size and digest. Empty if
+    the run has no such file. ``code``: path → digest of the run's code."""
     snapshot = run.folder / run_folder.CODE / path
     if path not in code or leads_out(snapshot, run.folder):  # an altered key.json may contain any path
         return []
@@ -274,9 +270,7 @@ def claim(against: AgainstFirst) -> str:
 
 def conclusion(comparison: Comparison, by: str, direction: str | None) -> str:
     """Return sentences: which configuration is best by the metric ``by``, and which can't be distinguished from it.
-
-    ``direction``: ``maximize`` or ``minimize``; None if it isn't known which is better.
-    """
+    ``direction``: ``maximize`` or ``minimize``; None if it isn't known which is better."""
     first, *others = comparison.groups
     figure = first.figures.get(by)
     if figure is None or figure.finite is None:

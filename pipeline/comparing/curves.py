@@ -1,6 +1,5 @@
 """Curves of a metric: the points of each run, the mean and spread over a group's runs (a *band*), and a plot of bands
-in a terminal. ``drawing`` draws the same bands with matplotlib.
-"""
+in a terminal. ``drawing`` draws the same bands with matplotlib."""
 
 from __future__ import annotations
 
@@ -166,10 +165,8 @@ def positive_parts(band: Band) -> Band:
 
 
 def parts_with_spread(part: Sequence[MeanPoint]) -> list[list[MeanPoint]]:
-    """Return the stretches of a piece whose points are means of several runs.
-
-    A band of width 0 at the points of a single run would look like seeds that agree.
-    """
+    """Return the stretches of a piece whose points are means of several runs. A band of width 0 at the points of a
+    single run would look like seeds that agree."""
     stretches = [list(points) for has_std, points in groupby(part, lambda point: point.std is not None) if has_std]
     return [points for points in stretches if any(point.std for point in points)]
 
@@ -231,8 +228,7 @@ def plot(
     """Return the curves as text, one below the other, each with one standard deviation as a shade above the mean and
     with a caption below.
 
-    ``width`` and ``height``: the size of the whole plot in characters; ``colour`` allows ANSI colours.
-    """
+    ``width`` and ``height``: the size of the whole plot in characters; ``colour`` allows ANSI colours."""
     points = [point for band in bands for point in band.points]
     y_span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
     if y_span is None:

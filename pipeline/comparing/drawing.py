@@ -1,7 +1,6 @@
 """Pictures with matplotlib: curves as files, and the HTML page of a report with its pictures as SVG elements.
 
-Equal data give equal bytes. An import takes 0.6 s, so only commands that draw import this module.
-"""
+Equal data give equal bytes. An import takes 0.6 s, so only commands that draw import this module."""
 
 from __future__ import annotations
 
@@ -80,10 +79,8 @@ def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log:
 
 
 def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, colours: Mapping[str, int]) -> str:
-    """Return the curves as an SVG element; '' if no point can be drawn.
-
-    ``colours``: label of a group → number of its colour; other curves are grey.
-    """
+    """Return the curves as an SVG element; '' if no point can be drawn. ``colours``: label of a group → number of its
+    colour; other curves are grey."""
     inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
     inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
@@ -97,10 +94,8 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
 
 
 def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool, most: int | None = None) -> bool:
-    """Draw each band in its colour; False if no point can be drawn.
-
-    ``most``: for a page, the number of points of a piece at most; None for a file.
-    """
+    """Draw each band in its colour; False if no point can be drawn. ``most``: for a page, the number of points of a
+    piece at most; None for a file."""
     points = [point for band, _ in inks for point in band.points]
     span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
     if span is None:
@@ -148,10 +143,8 @@ Titled = tuple[str, MeanDifference]
 
 
 def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Titled | None]]) -> str:
-    """Draw differences from the best with their intervals: a line per configuration and a panel per metric.
-
-    ``inks``: the number of each configuration's colour; None: no colour. Returns an SVG element.
-    """
+    """Draw differences from the best with their intervals: a line per configuration and a panel per metric. ``inks``:
+    the number of each configuration's colour; None: no colour. Returns an SVG element."""
     height = _BOTTOM + _TOP + 2 * _LINE_HEIGHT * len(names)
     with _drawing(_PAGE_WIDTH / 72, height / 72) as figure:
         shown = [_cut(name, _ROW_CHARS) for name in names]
@@ -225,10 +218,8 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
 # ---------------------------------------------------------------------------------------------- common
 @contextmanager
 def _drawing(width: float, height: float, names: Sequence[str] | None = None, **more: Any) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, in which no text is parsed as a formula.
-
-    ``names``: for a file, the texts in it, by which its fonts are chosen; None: the figure is for a page.
-    """
+    """Yield a figure of this size in inches, in which no text is parsed as a formula. ``names``: for a file, the texts
+    in it, by which its fonts are chosen; None: the figure is for a page."""
     soft, line = _INK["soft"], _INK["line"]
     page = {
         "figure.dpi": 72, "figure.frameon": False, "font.size": 12, "lines.linewidth": 1.8, "axes.facecolor": "none",
@@ -276,10 +267,8 @@ def _set_ticks(axes: Axes, span: tuple[float, float], *, log: bool, most: int = 
 
 
 def _element(figure: Figure, label: str, size: Mapping[str, str] = {}) -> str:
-    """Return the figure as an SVG element for the page, which sets colours and fonts.
-
-    ``label``: a description for screen readers. ``size``: width and height; without them it fills the page's width.
-    """
+    """Return the figure as an SVG element for the page, which sets colours and fonts. ``label``: a description for
+    screen readers. ``size``: width and height; without them it fills the page's width."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())

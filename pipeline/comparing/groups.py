@@ -2,8 +2,7 @@
 difference of two groups' means with its confidence interval.
 
 The interval is B. L. Welch's (Biometrika 34, 1947, 28-35) with the degrees of freedom of F. E. Satterthwaite
-(Biometrics Bulletin 2, 1946, 110-114).
-"""
+(Biometrics Bulletin 2, 1946, 110-114)."""
 
 from __future__ import annotations
 
@@ -103,9 +102,7 @@ def _outputs(result: Result | None) -> dict[str, str]:
 
 def command_line(verb: str, words: Sequence[str], runs_dir_words: Sequence[str] = ()) -> str:
     """Return a command to copy, without the ``words`` that set paths: these mean nothing on another computer.
-
-    ``runs_dir_words``: words about paths that are kept.
-    """
+    ``runs_dir_words``: words about paths that are kept."""
     kept = [word for word in words if not word.lstrip("+").startswith("paths.")]
     line = line_of(kept) if verb == "train" else None  # a script's run as the user types it: doit run train.py
     verb, *others = [verb, *kept] if line is None else line
@@ -262,10 +259,8 @@ def flat_config(run: ComparedRun) -> dict[str, Any]:
 
 
 def _merge_equal_runs(group: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Merge a script's runs that are certainly one training made twice, so that a mean counts it once.
-
-    They have the same seed, or one has no seed of its own, and their metrics and files are equal.
-    """
+    """Merge a script's runs that are certainly one training made twice, so that a mean counts it once. They have the
+    same seed, or one has no seed of its own, and their metrics and files are equal."""
     merged = list[ComparedRun]()
     for run in sorted(group, key=lambda run: run.seed is None):
         twin = next((one for one in merged if run.seed in (None, one.seed) and _have_equal_results(run, one)), None)

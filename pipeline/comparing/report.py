@@ -1,6 +1,5 @@
 """The report of a sweep, of several runs or of one (`doit report`): its content, and its Markdown and JSON. The page is
-rendered by ``drawing.html``, which imports matplotlib.
-"""
+rendered by ``drawing.html``, which imports matplotlib."""
 
 from __future__ import annotations
 
@@ -165,10 +164,8 @@ class Report:
 
     @property
     def intervals(self) -> dict[str, list[tuple[str, MeanDifference] | None]]:
-        """Metric → (title, difference from the best) for each other configuration; for the first few metrics.
-
-        None for a configuration whose difference is unknown, or about which nothing may be claimed.
-        """
+        """Metric → (title, difference from the best) for each other configuration; for the first few metrics. None for
+        a configuration whose difference is unknown, or about which nothing may be claimed."""
         by_metric: dict[str, list[tuple[str, MeanDifference] | None]] = {}
         for name in self.columns[:_MOST_PANELS]:
             for against in self.comparison.against[:MOST_AGAINST]:
@@ -215,8 +212,7 @@ def best_first(
     """Order configurations by a metric: ``by`` if any has it, else the first metric with a known direction.
 
     ``goals``: metric → direction, of a search. Return the configurations, the best first and labelled in that order,
-    those without the metric last; the metric; and ``maximize`` or ``minimize``, or None if no direction is known.
-    """
+    those without the metric last; the metric; and ``maximize`` or ``minimize``, or None if no direction is known."""
     by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
     sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0  # 0: the order stays as it is

@@ -2,8 +2,7 @@
 
 MADE_OF is JSON with the digests of what the report is made of (``stored_report.made_of``). The caller computes it
 before: if the code is edited meanwhile, the report counts as out of date. With ``--serve``, for a sweep, each line on
-stdin is a request in JSON (``id``, ``run_dir``, ``made_of``), answered by a line with ``id`` and ``error``.
-"""
+stdin is a request in JSON (``id``, ``run_dir``, ``made_of``), answered by a line with ``id`` and ``error``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The evaluation report of a finished run, from predictions.json: accuracy, figures per class and confusion matrix as
-report.json, the matrix and an overview (curves, F1 per class, misclassified images) as pictures.
-"""
+report.json, the matrix and an overview (curves, F1 per class, misclassified images) as pictures."""
 
 from __future__ import annotations
 
@@ -53,11 +52,8 @@ class _Outcome:
 
 
 def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
-    """Make evaluation/report.json, confusion_matrix.png and overview.png from predictions.json.
-
-    Raises PacelineError: predictions.json or the data's manifest is missing or invalid; OSError: a file can't be
-    written.
-    """
+    """Make evaluation/report.json, confusion_matrix.png and overview.png from predictions.json. Raises PacelineError:
+    predictions.json or the data's manifest is missing or invalid; OSError: a file can't be written."""
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / run_folder.CONFUSION_MATRIX, _picture(report))
@@ -134,8 +130,7 @@ def _report(outcome: _Outcome) -> Report:
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
     """Return the confusion matrix as PNG: shades are shares of the true class, numbers are counts. Equal reports give
-    equal bytes.
-    """
+    equal bytes."""
     families, names = drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
@@ -212,8 +207,7 @@ class Mistake:
 
 def worst_mistakes(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
     """Return up to ``limit`` mistakes: one of each pair of classes in turn, so that no pair fills the picture. Pairs
-    that are confused most often come first.
-    """
+    that are confused most often come first."""
     by_pair: dict[tuple[int, int], list[Mistake]] = {}
     for index, (true, predicted) in enumerate(zip(targets, predictions, strict=True)):
         if true != predicted:
@@ -236,8 +230,7 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
     """Return the images of the mistakes in order, from the data pack in ``data``; empty if the pack has no plain pixels
-    of one or three channels.
-    """
+    of one or three channels."""
     manifest = documents.read_or_empty(data / "manifest.json")
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
@@ -320,8 +313,7 @@ _PLACEHOLDERS = "Last Resort"  # draws a box for each character
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the font families that draw ``names``, and the names; a name that no font can draw becomes ``#`` and its
-    number.
-    """
+    number."""
     if all(name.isascii() for name in names):
         return [_DEFAULT_FONT], [*names]
     families = {_DEFAULT_FONT: characters_of(_DEFAULT_FONT)}

@@ -1,7 +1,6 @@
 """The attempts of a run: they are made until one succeeds, or an attempt that another command has started is followed.
 
-``complete`` calls it under the run's lock. ``cluster.attempt`` makes one attempt; ``restarts`` judges a failed one.
-"""
+``complete`` calls it under the run's lock. ``cluster.attempt`` makes one attempt; ``restarts`` judges a failed one."""
 
 from __future__ import annotations
 
@@ -253,9 +252,7 @@ def _outputs_of_script(run: Run) -> Outputs:
 # ---------------------------------------------------------------------------------------- the events of an attempt
 def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
     """Return the receiver of an attempt's events: it says, records, and passes the others on to the live view.
-
-    ``notes``: say remarks about the hosts, too, as a first attempt does.
-    """
+    ``notes``: say remarks about the hosts, too, as a first attempt does."""
     say, view = work.say, work.services.on_event
     samples = SystemMetrics(work.run.folder.path) if work.run.config.tracking.system_metrics else None
 
@@ -359,10 +356,8 @@ def attempt_to_attach(run: Run, say: Say) -> OpenAttempt:
 
 
 def surviving_attempt(work: Work) -> OpenAttempt | None:
-    """Return the newest attempt and its hosts if it still runs, or has succeeded, without a command; else None.
-
-    Raises HostError: a host doesn't answer, and no restart could do without it.
-    """
+    """Return the newest attempt and its hosts if it still runs, or has succeeded, without a command; else None. Raises
+    HostError: a host doesn't answer, and no restart could do without it."""
     try:
         attempt = unfinished_attempt(work.run)
     except UsageError:

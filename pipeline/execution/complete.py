@@ -1,8 +1,7 @@
 """The making of a run from its lock to result.json: initial weights, attempts, evaluation, record in MLflow.
 
 ``train`` is called by the verbs that train, by sweeps for each trial, and for the run that ``init.run`` names. What an
-earlier command has already done of a run isn't repeated.
-"""
+earlier command has already done of a run isn't repeated."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def train(
     An attempt that still runs without its command is followed. ``attach``: only follow one, start none.
     Raises UsageError: no attempt to attach to; HostError: a host can't take part; TrainingError: every attempt failed;
     Killed: stopped by Ctrl-C or SIGTERM; Pruned: a search ended the run early, by the file ``prune`` in the run folder;
-    PacelineError: the run folder can't be written, or the evaluation failed.
-    """
+    PacelineError: the run folder can't be written, or the evaluation failed."""
     services = services or single_run_services()
     with WaitReports(say, on_wait=services.on_wait) as reports, _folder_errors_explained(run):
         return _train_locked(run, argv=argv, say=reports, services=services, attach=attach)
@@ -307,10 +305,8 @@ def _hosts(run: Run) -> list[str]:
 
 
 def _duration_s(run: Run, started: float) -> float:
-    """Return the seconds of the last attempt. ``started``: start of this command (unix time).
-
-    If an earlier command began the attempt, the time between the two commands doesn't count.
-    """
+    """Return the seconds of the last attempt. ``started``: start of this command (unix time). If an earlier command
+    began the attempt, the time between the two commands doesn't count."""
     entries = journal.read(run.folder.journal)
     last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
     finished = next(entry.time for entry in last if entry.state is State.FINISHED)

@@ -1,7 +1,6 @@
 """What a command would do (`doit plan`): its tasks with reasons, and the exact command of each host, as text or graph.
 
-Nothing is started and no host is asked: what only a host's probe would tell is a placeholder, ``<python of node0>``.
-"""
+Nothing is started and no host is asked: what only a host's probe would tell is a placeholder, ``<python of node0>``."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ _USER_STEP = "step "  # prefix of the names of user-defined steps
 @dataclass(frozen=True)
 class PlannedTask:
     """One task of a run: whether it is done, and ``why``. A user-defined step needs the steps in ``needs``; any other
-    task needs the one before it.
-    """
+    task needs the one before it."""
 
     name: str
     done: bool
@@ -56,8 +54,7 @@ class PlannedRun:
     """One configuration: its tasks (``steps``) and what would be launched. ``key`` is None until its data is fetched.
 
     ``chosen`` are the overrides that a sweep chose; ``accepted`` describes the acceptance of another run's result.
-    ``script``: the command line of a script, with its placeholders.
-    """
+    ``script``: the command line of a script, with its placeholders."""
 
     key: str | None
     chosen: tuple[str, ...]

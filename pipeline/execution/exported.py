@@ -1,7 +1,6 @@
 """A finished run's network as one file of torch.export, for `doit predict`.
 
-trainers/exporting.py builds it from the run's own code, in a child process: the controller never imports torch.
-"""
+trainers/exporting.py builds it from the run's own code, in a child process: the controller never imports torch."""
 
 from __future__ import annotations
 

@@ -112,8 +112,7 @@ def lost_host_hint(error: TrainingError, cluster: Cluster) -> str | None:
 
 def module_hint(failure: str, run: Run) -> str | None:
     """Return the hint for a module of the project that isn't in the snapshot of the code, because the script makes the
-    module's name at run time (``importlib.import_module``).
-    """
+    module's name at run time (``importlib.import_module``)."""
     match = _NO_MODULE.search(failure)
     if match is None or run.config.script is None:
         return None

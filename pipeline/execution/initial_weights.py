@@ -1,8 +1,7 @@
 """The initial weights of a run, if ``init.weights`` (a file, an address, a published name, a run's key) or ``init.run``
 (another configuration, whose run is trained first) names some. Only their digest counts in the key.
 
-A copy of each is stored by its digest in the data folder, so that runs are resumed even if the original is gone.
-"""
+A copy of each is stored by its digest in the data folder, so that runs are resumed even if the original is gone."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class InitialWeights(NamedTuple):
 
     ``setting`` is the override that names them, for messages; ``run`` the key of the run that trained them. ``sha256``
     is None while the weights are unknown, ``path`` is None while they aren't on this computer; ``pending`` then says
-    what must be done first. ``url`` is the address to fetch them from.
-    """
+    what must be done first. ``url`` is the address to fetch them from."""
 
     setting: str
     run: str | None = None
@@ -91,8 +89,7 @@ def find(config: RunConfig, root: Path, parent_of: Callable[[RunConfig], ParentR
     """Return the initial weights of a configuration that names some. Starts nothing.
 
     ``parent_of`` looks up the run that ``init.run`` names. Raises UsageError: no such run, file or published weights; a
-    file that can't hold weights; another digest than init.sha256.
-    """
+    file that can't hold weights; another digest than init.sha256."""
     init = config.train.init
     named_file = local_file(config, root)
     # a repetition of a run states the digest: the original may be gone, or have changed
@@ -295,8 +292,7 @@ def published_address(arch: str, name: str, root: Path) -> str:
     """Return the address of weights that torchvision publishes, by ``model.arch`` and their name (IMAGENET1K_V1).
 
     A child process asks torchvision, once per version. Raises UsageError: torchvision isn't here, or knows no such
-    weights.
-    """
+    weights."""
     release = version("torchvision")
     if release is None:
         raise UsageError(

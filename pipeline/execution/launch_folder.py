@@ -1,6 +1,5 @@
 """The preparation of a run folder for a launch: description, code, data and provenance of the run are written, and what
-an earlier training left is removed or set aside. Also: remarks to the user about the run.
-"""
+an earlier training left is removed or set aside. Also: remarks to the user about the run."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ class RunInputs(NamedTuple):
     """What a run is made from.
 
     ``sources``: path in the snapshot → file, exactly the code of the key, so that nothing else can be imported.
-    ``config_yaml``: ``config`` for users to read. ``pack_path``: the folder of the data; None without data.
-    """
+    ``config_yaml``: ``config`` for users to read. ``pack_path``: the folder of the data; None without data."""
 
     key: ContentKey
     config: Mapping[str, Any]
@@ -198,8 +196,7 @@ def _link_data(folder: RunFolder, pack_path: Path | None) -> None:
 
 def set_aside_outputs(folder: RunFolder, attempt: int) -> Path | None:
     """Move the files of a script that had ended into the folder of ``attempt``, which makes the run anew: otherwise the
-    script would resume from its last checkpoint. Return the folder they are in now; None if there are none.
-    """
+    script would resume from its last checkpoint. Return the folder they are in now; None if there are none."""
     has_ended = folder.summary.exists() or folder.result.exists()
     paths = [folder.path / name for name in (run_folder.METRICS, *folder.program.folders)]
     if not has_ended or not any(path.is_file() for top in paths for path in (top, *top.rglob("*"))):

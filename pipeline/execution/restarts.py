@@ -1,7 +1,6 @@
 """What follows a failed attempt: whether another one could succeed, on which hosts, and from which checkpoint.
 
-``attempting`` makes the attempts and asks ``Restarts`` after each failure.
-"""
+``attempting`` makes the attempts and asks ``Restarts`` after each failure."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Restarts:
         self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, begun_before: bool = False
     ) -> None:
         """``keeps_hosts``: a sweep has assigned the hosts, so none is replaced. ``begun_before``: an earlier command
-        began the run, and may have been killed after it had lost a host. ``shards``: trainer.shards.
-        """
+        began the run, and may have been killed after it had lost a host. ``shards``: trainer.shards."""
         self.cluster, self.shards = cluster, shards
         self.took_part = {host.label for host in cluster.hosts} if begun_before else set[str]()
         self._keeps_hosts = keeps_hosts
@@ -38,10 +36,8 @@ class Restarts:
         self._gone: dict[str, float] = {}  # host whose stop wasn't confirmed → unix time at which its lease ends
 
     def record_failure(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
-        """Record a failed attempt. ``saved``: the checkpoints that a script resumes from, as text.
-
-        Raises TrainingError if another attempt wouldn't help.
-        """
+        """Record a failed attempt. ``saved``: the checkpoints that a script resumes from, as text. Raises TrainingError
+        if another attempt wouldn't help."""
         if error.cause in ("config", "cancelled", "outputs"):  # outputs: they can't be fetched
             raise error
         self.took_part |= {host.label for host in self.cluster.hosts}
@@ -107,9 +103,7 @@ def clock(unix_time: float) -> str:
 # ------------------------------------------------------------------------- where the next attempt begins
 def next_start(run: Run, lost: Collection[str] = ()) -> str:
     """Return where the next attempt starts, as words that follow "it starts": ``from the checkpoint of step 40``.
-
-    ``lost``: hosts that can't be reached.
-    """
+    ``lost``: hosts that can't be reached."""
     script = ScriptConfig(**run.config.resolved["program"]) if run.config.script is not None else None
     return next_start_in(run.folder.path, script, lost)
 

@@ -1,8 +1,7 @@
 """A configured run with its key, folder, code, data and initial weights, and why it has to be made, if it has.
 
 Every verb that makes or looks up a run begins with ``prepare``, which computes the key from files here and reads the
-folder of that key. Nothing is started.
-"""
+folder of that key. Nothing is started."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run to make or to look up. ``code`` is all that it imports; ``pack`` its data; ``initial_weights``: None for a
-    fresh initialization.
-    """
+    fresh initialization."""
 
     config: RunConfig
     key: ContentKey
@@ -139,8 +137,7 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader |
     """Return the run with its key; None while its initial weights are unknown: without their digest there is no key.
 
     ``read``: a ``code_reader`` that several runs share. Raises UsageError: the settings don't fit the data, or the
-    weights don't exist.
-    """
+    weights don't exist."""
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
     initial = initial_weights_of(config, root)
@@ -169,9 +166,7 @@ def pattern_before(folder: RunFolder) -> str | None:
 
 def key_lacks(folder: RunFolder, key: ContentKey) -> str | None:
     """Return what the finished run read although its key lacks it, and what of that has changed, in words; or None.
-
-    Returns None too for an altered result, which ``stale_because`` reports.
-    """
+    Returns None too for an altered result, which ``stale_because`` reports."""
     try:
         result = folder.read_result()
     except AlteredError:
@@ -201,10 +196,8 @@ def _program(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def unkeyed_text(kinds: Mapping[str, str], field: str) -> str | None:
-    """Return a message about files that a key lacks; None if the key is complete.
-
-    ``kinds``: path → ``read``, REPLACED, or how the program looked for the path. ``field``: the setting to add it to.
-    """
+    """Return a message about files that a key lacks; None if the key is complete. ``kinds``: path → ``read``, REPLACED,
+    or how the program looked for the path. ``field``: the setting to add it to."""
     if not kinds:
         return None
     if replaced := [name for name, how in kinds.items() if how == contents.REPLACED]:
@@ -239,10 +232,8 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """Return all that the run imports, and its declared inputs. Raises UsageError.
-
-    ``rank_modules``: the modules with which ranks read the data.
-    """
+    """Return all that the run imports, and its declared inputs. Raises UsageError. ``rank_modules``: the modules with
+    which ranks read the data."""
     python_path = config.cluster.python_path
     if config.script is not None:
         return config.script.closure(python_path)
@@ -251,11 +242,8 @@ def code_of(
 
 
 def versions(config: RunConfig, code: Closure) -> dict[str, str]:
-    """Return the part ``environment`` of the key. Raises HostError, UsageError.
-
-    With cluster.environment=hosts, the hosts are asked for their versions; else those of this computer count, and
-    those that the setting states.
-    """
+    """Return the part ``environment`` of the key. Raises HostError, UsageError. With cluster.environment=hosts, the
+    hosts are asked for their versions; else those of this computer count, and those that the setting states."""
     cluster, here = config.cluster, environment(code.versions)
     there = _versions_on_hosts(cluster, here) if cluster.asks_environment else overridden(here, cluster.environment)
     if (digest := settings.image_digest_here(cluster)) is not None:

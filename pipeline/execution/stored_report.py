@@ -123,8 +123,7 @@ def format_report(report: Mapping[str, Any]) -> str:
 
 def most_confused(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the pairs of classes that were confused most often, as ``true``, ``predicted``, ``count`` and ``of``:
-    ``count`` of the ``of`` images of class ``true`` were taken for ``predicted``.
-    """
+    ``count`` of the ``of`` images of class ``true`` were taken for ``predicted``."""
     names = [*report["per_class"]]
     pairs = [
         {"true": names[true], "predicted": names[predicted], "count": count, "of": sum(row)}

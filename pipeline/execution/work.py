@@ -1,6 +1,5 @@
 """The work of one command on one run: the record that the modules of this package pass on while they make a run, and
-the services that the command provides for it.
-"""
+the services that the command provides for it."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class Work:
     """One command's work on one run, whose lock it holds. ``started``: unix time in seconds.
 
     ``attached``: the attempt to follow; None: look for one that runs, or start one. ``mirror``: copies of the
-    checkpoints; None: there are none.
-    """
+    checkpoints; None: there are none."""
 
     run: Run
     lock: RunLock

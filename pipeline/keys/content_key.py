@@ -1,8 +1,7 @@
 """The content key of a run, a digest of all that decides its results, and the differences between two keys.
 
 A key has five parts: the canonical configuration (without what can't change results), the code (a digest of each file's
-syntax tree), the digest of the data, the environment (versions), and the topology (ranks, device, their variables).
-"""
+syntax tree), the digest of the data, the environment (versions), and the topology (ranks, device, their variables)."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def orders_of_config(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return ``orders_below`` of a whole configuration.
 
     The order of a command's options (``program.args``) counts, and that inside values. The order of sections, of their
-    fields and of a field's own names doesn't: they are passed by keyword.
-    """
+    fields and of a field's own names doesn't: they are passed by keyword."""
     orders: dict[str, list[str]] = {}
     for section, fields in config.items():
         for field, value in fields.items() if isinstance(fields, Mapping) else ():
@@ -86,10 +84,8 @@ def orders_of_config(config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def with_sorted_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort the arguments of a user's own classes and functions by name.
-
-    Their order isn't in the key, and yet ``**kwargs`` has one, so a run must always pass them in the same order.
-    """
+    """Sort the arguments of a user's own classes and functions by name. Their order isn't in the key, and yet
+    ``**kwargs`` has one, so a run must always pass them in the same order."""
     ordered = dict(config)
     for section, fields in _KEYWORD_ARGUMENTS.items():
         settings = ordered.get(section)
@@ -117,9 +113,7 @@ _OTHER_SECTIONS = ("cluster", "tracking", "paths", "step")  # count by the topol
 
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a configuration that counts in the key: without hosts, tracking, folders, the data's address.
-
-    Initial weights count by their digest, files that a script reads in other parts of the key.
-    """
+    Initial weights count by their digest, files that a script reads in other parts of the key."""
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _OTHER_SECTIONS}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
@@ -213,9 +207,7 @@ def content_key(
 
 def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
     """Return the part ``topology`` of a key: ranks, kind of device, and each node's variables that can change results.
-
-    With ``shards`` (trainer.shards, the same weights on any number of ranks) nodes and ranks don't count.
-    """
+    With ``shards`` (trainer.shards, the same weights on any number of ranks) nodes and ranks don't count."""
     device = "cuda" if cluster.device == "cuda" else "cpu"
     env = [
         {name: value for name, value in sorted(host.env.items()) if rank_environment.counts_in_key(name)}
@@ -259,10 +251,8 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One field that differs between two keys; the value is None for a key that lacks the field.
-
-    ``part`` is config, code, data, environment, topology, or version (the keys were computed by different rules).
-    """
+    """One field that differs between two keys; the value is None for a key that lacks the field. ``part`` is config,
+    code, data, environment, topology, or version (the keys were computed by different rules)."""
 
     part: str
     field: str
@@ -310,10 +300,8 @@ def is_reordered(field: str, configs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def names_in_order(field: str, fields: Mapping[str, Any]) -> list[str]:
-    """Return the names of the mapping whose order ``field`` (``order.PATH``) records.
-
-    A configuration whose names are sorted there lacks the field, so they are taken from ``fields`` and sorted.
-    """
+    """Return the names of the mapping whose order ``field`` (``order.PATH``) records. A configuration whose names are
+    sorted there lacks the field, so they are taken from ``fields`` and sorted."""
     return [*map(str, fields.get(field) or sorted(_names_below(field, fields)))]
 
 
@@ -334,9 +322,7 @@ def _orders_of_common_names(
 
 def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
     """Return the key that differs in the fewest fields from ``new``, and the differences; on a tie, the closest values.
-
-    ``finished``: key → its parts. None if it is empty.
-    """
+    ``finished``: key → its parts. None if it is empty."""
     compared = [(key, differences(parts, new)) for key, parts in finished.items()]
     return min(compared, key=lambda pair: (len(pair[1]), sum(map(_distance, pair[1])), pair[0]), default=None)
 

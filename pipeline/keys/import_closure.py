@@ -305,10 +305,8 @@ class _Walk:
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._list_folder(folder) for folder in folders)  # noqa: PTH112
 
     def _locate(self, top: str) -> tuple[tuple[str, ...], InstalledModule | None]:
-        """Return the bases of a top-level module's sources in Python's order, and the installed module of that name.
-
-        A base is a path without suffix: /x/a for /x/a.py and for the package /x/a. A namespace package has several.
-        """
+        """Return the bases of a top-level module's sources in Python's order, and the installed module of that name. A
+        base is a path without suffix: /x/a for /x/a.py and for the package /x/a. A namespace package has several."""
         if top not in self._located:
             folders = dict.fromkeys([*([self.script.folder] if self.script else []), str(self.root)])
             bases = [f"{folder}/{top}" for folder in folders]
@@ -393,10 +391,8 @@ def _is_data(path: Path) -> bool:
 
 
 def missing_module_error(name: str, place: str, elsewhere: str = "") -> UsageError:
-    """Return the error for a module that is imported at ``place`` (file:line) and doesn't exist here.
-
-    ``elsewhere``: an override for the case that the hosts have it.
-    """
+    """Return the error for a module that is imported at ``place`` (file:line) and doesn't exist here. ``elsewhere``: an
+    override for the case that the hosts have it."""
     if name == _TORCH:  # a controller may do without it
         what, hints = f"{place} imports torch, which is not installed here", [install(name)]
     else:

@@ -1,7 +1,6 @@
 """The installed distribution that a top-level module comes from (``PIL``: Pillow), and its version, for content keys.
 
-Each distribution lists its files in a file RECORD. Nothing is imported. Results are cached until an install changes.
-"""
+Each distribution lists its files in a file RECORD. Nothing is imported. Results are cached until an install changes."""
 
 from __future__ import annotations
 
@@ -128,11 +127,8 @@ def _modules(folder: str) -> set[str]:
 
 
 def version(name: str, path: Sequence[str] | None = None) -> str | None:
-    """Return the version of an installed distribution, or None.
-
-    A distribution installed from a folder, repository or file may change under the same version, so a digest of its
-    content is appended.
-    """
+    """Return the version of an installed distribution, or None. A distribution installed from a folder, repository or
+    file may change under the same version, so a digest of its content is appended."""
     searched = [*(sys.path if path is None else path)]
     distribution = next(iter(importlib.metadata.distributions(name=name, path=searched)), None)
     if distribution is None:

@@ -1,8 +1,7 @@
 """The environment variables that reach the ranks, as ``fnmatch`` patterns, and messages about those that don't.
 
 A rank gets ``ALWAYS``, ``cluster.env``, and of its host's variables those in ``PASSED``. Variables that can change
-results (``DECIDING``) reach a rank by ``cluster.env`` alone, where they count in the key.
-"""
+results (``DECIDING``) reach a rank by ``cluster.env`` alone, where they count in the key."""
 
 from __future__ import annotations
 
@@ -98,9 +97,7 @@ def for_evaluation(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 def variable_digests(environ: Mapping[str, str], keyed: Iterable[str] = ()) -> dict[str, str | None]:
     """Return variable → digest for what a program inherits; None for variables whose values the key has (``keyed``).
-
-    Secrets have no digest: it could be used to guess them.
-    """
+    Secrets have no digest: it could be used to guess them."""
     hashed = {
         name: sha256_text(value)
         for name, value in environ.items()
@@ -116,9 +113,7 @@ def changed_variables(
     record: Mapping[str, Any], old: Mapping[str, str | None] | None, environ: Mapping[str, str]
 ) -> str | None:
     """Describe the first variable that the program's own code read and whose value has changed since; None: none has.
-
-    ``record`` names these variables and the host. ``old``: ``variable_digests`` at that time; None if unknown.
-    """
+    ``record`` names these variables and the host. ``old``: ``variable_digests`` at that time; None if unknown."""
     names = record.get("own_variables")
     if not names or old is None or record.get("host") != host_identity():
         return None
@@ -130,10 +125,8 @@ def changed_variables(
 
 
 def dropped_lines(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> list[str]:
-    """Return a line for each group of hosts that set the same variables which don't reach the ranks.
-
-    ``dropped``: host → its DECIDING variables; ``whose``: ``this shell`` or ``the login shell there``.
-    """
+    """Return a line for each group of hosts that set the same variables which don't reach the ranks. ``dropped``: host
+    → its DECIDING variables; ``whose``: ``this shell`` or ``the login shell there``."""
     hosts_by_variables: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, variables in dropped.items():
         shown = tuple((name, value) for name, value in sorted(variables.items()) if not matches(name, _DESCRIBES))

@@ -1,6 +1,5 @@
 """What a Python source contains: the digest that counts in a key, its imports, and names of files. Read from its syntax
-tree, without importing it, for ``import_closure``, and cached by content.
-"""
+tree, without importing it, for ``import_closure``, and cached by content."""
 
 from __future__ import annotations
 
@@ -53,10 +52,8 @@ class Readings:
         self._count = 0
 
     def of(self, path: str, source: bytes, shown: str = "") -> SourceReading:
-        """Parse the module at ``path`` (relative to its import folder), or return the cached result.
-
-        A compiled module counts by its bytes. ``shown`` is the path in the snapshot, if different. Raises UsageError.
-        """
+        """Parse the module at ``path`` (relative to its import folder), or return the cached result. A compiled module
+        counts by its bytes. ``shown`` is the path in the snapshot, if different. Raises UsageError."""
         content = sha256_bytes(source)
         if not path.endswith(".py"):
             return SourceReading(digest=content, imports=())

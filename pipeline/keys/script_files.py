@@ -122,8 +122,7 @@ class ScriptFiles(NamedTuple):
         """Find project files that the script's code names, as in ``open("configs/default.txt")``.
 
         A name is relative to the working directory, the script's folder or the project. Outputs, large files and files
-        that git ignores don't count, nor those ``in_snapshot`` already.
-        """
+        that git ignores don't count, nor those ``in_snapshot`` already."""
         files = dict[Path, None]()
         for name, path in _existing(names, dict.fromkeys((self.root / self.workdir, self.folder, self.root))):
             if path in in_snapshot or not path.is_relative_to(self.root):
@@ -176,10 +175,8 @@ def _kept_by_git(paths: Sequence[Path], root: Path) -> list[Path]:
 
 
 def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[str]:
-    """List the files that exist and that the script names although the snapshot (``code``) lacks them.
-
-    They are returned as ``program.inputs`` would name them. ``args``: the arguments of the script.
-    """
+    """List the files that exist and that the script names although the snapshot (``code``) lacks them. They are
+    returned as ``program.inputs`` would name them. ``args``: the arguments of the script."""
     missing: dict[str, None] = {}
     names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
     for _, path in _existing(names, (files.folder, files.root)):
@@ -217,8 +214,7 @@ def find(settings: ScriptConfig, *, root: Path, must_exist: bool = True) -> Scri
     """Resolve all paths of a script's settings, relative ones from ``root``.
 
     ``must_exist`` is False for a run of the past. Raises UsageError: a file doesn't exist or is a folder, or a pattern
-    leads out of its folder or can't match.
-    """
+    leads out of its folder or can't match."""
     _check_patterns(settings)
     resolve = functools.partial(_absolute, root=root, must_exist=must_exist)
     if settings.script:

@@ -1,8 +1,7 @@
 """Exported runs: a run as one archive (`doit export`), and an archive's run (`doit reproduce ARCHIVE`).
 
 Equal runs give equal bytes. An archive may come from anybody: its sealed manifest.json has the run's key and each
-file's sha256, and an archive that contradicts its manifest, key or result is refused before anything of it is used.
-"""
+file's sha256, and an archive that contradicts its manifest, key or result is refused before anything of it is used."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ def unpack(archive: Path, target: Path, *, root: Path) -> RunFolder:
     """Check an archive and unpack it below ``target``, a new folder; return the run. ``root``: the project.
 
     Only plain files with paths inside the run's folder are accepted, at most 16 GiB in total. Raises UsageError: it is
-    no such archive, was altered, or holds something that ``export`` never writes.
-    """
+    no such archive, was altered, or holds something that ``export`` never writes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = temporary_prefix(f".{target.name}")
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as scratch:
@@ -182,10 +180,8 @@ def _extract(archive: Path, target: Path) -> str:
 
 
 def _member(folder: RunFolder, path: Path) -> tuple[str, bytes]:
-    """Return a file's name in the archive, and its content without passwords.
-
-    Raises PacelineError: a file whose digest is recorded elsewhere contains a password.
-    """
+    """Return a file's name in the archive, and its content without passwords. Raises PacelineError: a file whose digest
+    is recorded elsewhere contains a password."""
     name, content = path.relative_to(folder.path).as_posix(), path.read_bytes()
     masked = content
     if name.endswith(_MASKED):

@@ -1,8 +1,7 @@
 """The comparison of a run with its reproduction, for `doit reproduce` and `doit prove`: weights (of a script: output
 files), metrics and steps, then possible causes of differences.
 
-Bits are equal only on equal hardware. On other hardware, metrics may differ by as much as another seed makes them.
-"""
+Bits are equal only on equal hardware. On other hardware, metrics may differ by as much as another seed makes them."""
 
 from __future__ import annotations
 
@@ -248,8 +247,7 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
     Other arithmetic moves a training about as far as another seed does. So 2√2 standard deviations over seeds are
     allowed: two values of that spread differ by less in about 95 of 100 cases. The seeds are those of the finished runs
     in ``runs_dir`` that differ in nothing else, at least three including the run itself. With fewer runs, only the test
-    accuracy is judged, by the number of test images.
-    """
+    accuracy is judged, by the number of test images."""
     by_key: dict[str, Mapping[str, Any]] = {recipe.folder.key: recipe.result.get("metrics") or {}}
     for key, parts in index.finished_parts(runs_dir).items():
         if key not in by_key and {item.field for item in differences(recipe.parts, parts)} <= _SEEDS:

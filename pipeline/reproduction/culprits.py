@@ -237,8 +237,7 @@ def culprit(evidence: Evidence) -> Culprit:
     """Return what made the results differ.
 
     Wrong weights, order of data or random state show in the loss of the first step after a resume, a missing state of
-    the optimizer one step later. If not every step is logged, the names in the checkpoint decide.
-    """
+    the optimizer one step later. If not every step is logged, the names in the checkpoint decide."""
     code = evidence.code
     # causes that can be seen without the checkpoint
     if evidence.files_alone and not evidence.tensors_differ:

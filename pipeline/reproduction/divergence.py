@@ -2,8 +2,7 @@
 first torch operator whose results differ.
 
 Digests of tensors are recorded while a run trains with trainer.digests. For the operator, a few steps of both runs are
-trained again here with each run's own code (a *replay*), which records the results of every operator.
-"""
+trained again here with each run's own code (a *replay*), which records the results of every operator."""
 
 from __future__ import annotations
 
@@ -95,10 +94,8 @@ def read(run_dir: Path) -> Digests:
 
 
 def first_difference(first: Digests, second: Digests) -> tuple[FirstDifference | None, tuple[int, ...]]:
-    """Return the first difference of two runs' digests (None: they are equal), and the steps that both have.
-
-    Raises PacelineError: no step is in both, or the ranks or the networks aren't the same.
-    """
+    """Return the first difference of two runs' digests (None: they are equal), and the steps that both have. Raises
+    PacelineError: no step is in both, or the ranks or the networks aren't the same."""
     common_steps = sorted(first.keys() & second.keys())
     if not common_steps:
         raise PacelineError("no step of both has digests", hint="train both with the same trainer.digests=N")
@@ -222,10 +219,8 @@ _LIMIT_S = 3600.0
 
 
 def replay(folder: RunFolder, work: Path, *, first: int, last: int, ranks: int) -> Path:
-    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``.
-
-    Raises PacelineError: the replay failed; its text ends with what the ranks printed last.
-    """
+    """Train steps up to ``last`` again in ``work``, recording operators from step ``first`` on; return ``work``. Raises
+    PacelineError: the replay failed; its text ends with what the ranks printed last."""
     prepare(folder.path, work, first=first)
     code = folder.code if folder.code.is_dir() else Path.cwd()
     nodes = nodes_of(folder.read_json(run_folder.PLAN) or {})

@@ -1,8 +1,7 @@
 """The proof that a run survives kills (`doit prove`): repeat it, kill the repetition at moments drawn from a seed, and
 compare the results. If they differ, ``culprits`` finds out why.
 
-Kills prove something only if a repetition resumed from a checkpoint that lay within the training.
-"""
+Kills prove something only if a repetition resumed from a checkpoint that lay within the training."""
 
 from __future__ import annotations
 
@@ -146,8 +145,7 @@ def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collec
     """Return why a killed repetition proves nothing, or ''.
 
     ``starts``: ``first_steps`` of the repetition. ``steps``: all steps that the recorded run logged. ``resumes``: the
-    script resumes from its checkpoint, by {resume} or by itself.
-    """
+    script resumes from its checkpoint, by {resume} or by itself."""
     if not kills:
         return "it had ended before it could be killed"
     if len(starts) == 1 and starts != [None]:
@@ -246,10 +244,8 @@ class Moments:
 
 
 def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0) -> Moments:
-    """Draw the moments of ``kills`` kills from a seed, within the training of the finished run ``timed``.
-
-    ``factor`` multiplies the drawn shares.
-    """
+    """Draw the moments of ``kills`` kills from a seed, within the training of the finished run ``timed``. ``factor``
+    multiplies the drawn shares."""
     entries = journal.read(timed.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
@@ -275,9 +271,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0
 
 class Killer:
     """Kills the only run below ``runs_dir`` once in each attempt, at the moments' shares of the training.
-
-    ``awaits_checkpoint``: the last kill waits until there is a checkpoint.
-    """
+    ``awaits_checkpoint``: the last kill waits until there is a checkpoint."""
 
     def __init__(
         self, runs_dir: Path, moments: Moments, say: Callable[[str], None], *, awaits_checkpoint: bool

@@ -1,8 +1,7 @@
 """What is needed to repeat a finished run: its recipe, and its code restored in a separate checkout.
 
 The code is the run's commit, from this clone or an export, with the run's patch. For files of submodules, and for a run
-without a commit, it is the copy of the code in the run folder.
-"""
+without a commit, it is the copy of the code in the run folder."""
 
 from __future__ import annotations
 
@@ -124,10 +123,8 @@ def checkout(
 
 
 def _read_commit(recipe: Recipe, commit: str, root: Path, checkout_dir: Path) -> bool:
-    """Read the commit into the index of a new repository at ``checkout_dir``.
-
-    Return True if the commit is from this clone, False if from an export. Raises PacelineError: neither has it.
-    """
+    """Read the commit into the index of a new repository at ``checkout_dir``. Return True if the commit is from this
+    clone, False if from an export. Raises PacelineError: neither has it."""
     repository = git.common_folder(root) if git.has_commit(root, commit) else None
     if repository is not None:
         clone_commit(repository, checkout_dir, commit)
@@ -145,10 +142,8 @@ def _read_commit(recipe: Recipe, commit: str, root: Path, checkout_dir: Path) ->
 
 
 def _copy_project(root: Path, checkout_dir: Path, recipe: Recipe) -> None:
-    """Copy the project's small files as they are now (conf/, dodo.py), for a run without a commit.
-
-    Hidden files, virtual environments and results are left out.
-    """
+    """Copy the project's small files as they are now (conf/, dodo.py), for a run without a commit. Hidden files,
+    virtual environments and results are left out."""
     folders = (recipe.config.get("paths") or {}).values()
     results = {checkout_dir.absolute(), *((root / str(path)).absolute() for path in folders)}
     for walked, names, files in os.walk(root):
@@ -258,9 +253,7 @@ _ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  
 
 def clone_commit(repository: Path, checkout_dir: Path, commit: str) -> None:
     """Read a commit of ``repository`` into the index of a new repository at ``checkout_dir``; check no files out.
-
-    Raises PacelineError: git refuses.
-    """
+    Raises PacelineError: git refuses."""
     _run(repository, "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(checkout_dir))
     _read_into_index(checkout_dir, commit)
 
@@ -282,8 +275,7 @@ def unpack_commit(packs: Sequence[Path], checkout_dir: Path, commit: str) -> Non
     """Read the commit of ``packs`` into the index of a new repository at ``checkout_dir``, like ``clone_commit``.
 
     Raises PacelineError: a pack is damaged, the packs lack the commit or some of its files or hold more than 16 GiB, or
-    a path of the commit leads out of the repository or into its git folder.
-    """
+    a path of the commit leads out of the repository or into its git folder."""
     kind = ("--object-format=sha256",) if len(commit) == 64 else ()
     checkout_dir.mkdir(parents=True)
     _run(checkout_dir, "init", "--quiet", "--template=", *kind, env=_WITHOUT_SETTINGS)

@@ -1,6 +1,5 @@
 """The repetition of a finished run (`doit reproduce`): the run's code is checked out from its provenance, trained as a
-command of its own there, and the results are compared.
-"""
+command of its own there, and the results are compared."""
 
 from __future__ import annotations
 
@@ -138,10 +137,8 @@ def train_again(
     database: Path,
     meanwhile: Callable[[int], None] | None = None,
 ) -> int:
-    """Run `doit train` with the run's own code in its checkout, and return the exit code.
-
-    ``meanwhile``: called with the process id ten times a second.
-    """
+    """Run `doit train` with the run's own code in its checkout, and return the exit code. ``meanwhile``: called with
+    the process id ten times a second."""
     # --db-file first, because doit treats a bare a=b as a variable
     command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]
     environment = {**git.environment(), **variables, "PYTHONPATH": str(project)}
@@ -165,10 +162,8 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
 def _overrides(
     recipe: Recipe, overrides: Sequence[str], *, root: Path, project: Path, source: str | None
 ) -> list[str]:  # fmt: skip
-    """Return the overrides of the repetition: the run's own, with what this call replaces.
-
-    ``source`` is the data's source here. Files of the project that the commit lacks are named by absolute paths.
-    """
+    """Return the overrides of the repetition: the run's own, with what this call replaces. ``source`` is the data's
+    source here. Files of the project that the commit lacks are named by absolute paths."""
     overridden = {_name(word) for word in overrides}
     words = _own_words(recipe, overridden)
     words += [word for word in overrides if _is_of(word, ("cluster",))]
@@ -196,8 +191,7 @@ def _own_words(recipe: Recipe, overridden: Collection[str]) -> list[str]:
     """Return the run's overrides without those of the fields and groups in ``overridden``.
 
     The first ones are the secrets in the defaults of the user who trained the run. A secret is masked in the record; it
-    becomes a reference to the environment variable of the same name, if that is set.
-    """
+    becomes a reference to the environment variable of the same name, if that is set."""
     replaced = ("paths", "tracking", "dataset.source", *overridden)
     values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
     values |= {name.rpartition(".")[2]: "''" for name in overridden if name.startswith("cluster.env.")}
@@ -234,10 +228,8 @@ def _is_of(word: str, names: Sequence[str]) -> bool:
 
 
 def _source(recipe: Recipe, overrides: Sequence[str], roots: Sequence[Path]) -> str | None:
-    """Return the source of the data: from this call, else from the run's configuration.
-
-    A relative path becomes one in the first of ``roots`` that has it: the run's patch may contain the file.
-    """
+    """Return the source of the data: from this call, else from the run's configuration. A relative path becomes one in
+    the first of ``roots`` that has it: the run's patch may contain the file."""
     sources = [word.partition("=")[2] for word in overrides if _name(word) == "dataset.source"]
     source = sources[-1].strip("'\"") if sources else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:

@@ -2,8 +2,7 @@
 counts for another key too, typically after an edit that can't change results.
 
 accepted.json, in the folder of the new key, names the base. It is valid while the base is intact, and until a training
-under the new key replaces it.
-"""
+under the new key replaces it."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Acceptance:
     """The content of accepted.json.
 
     ``run`` is the key of the base, ``run_digest`` the base's full digest, ``digest`` the full digest of the new key.
-    ``who`` is user@host. ``proven``: a repetition under the new key had equal weights.
-    """
+    ``who`` is user@host. ``proven``: a repetition under the new key had equal weights."""
 
     digest: str
     run: str
@@ -114,10 +112,8 @@ def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str
 
 
 def result_or_accepted(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
-    """Return the folder's own result, or the base's result and the acceptance while that is valid.
-
-    Raises AlteredError.
-    """
+    """Return the folder's own result, or the base's result and the acceptance while that is valid. Raises
+    AlteredError."""
     own_result = folder.read_result()
     accepted = read(folder) if own_result is None else None
     if accepted is None:

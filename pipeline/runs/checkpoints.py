@@ -2,8 +2,7 @@
 ``cluster.checkpoint_mirror``, from which a lost run folder gets them back.
 
 A checkpoint of the classifier is a file step-N.pt with metadata (sha256, step, rows of metrics.jsonl) in step-N.json;
-trainers/checkpoint.py writes both. A script's checkpoints are any files in its folder for checkpoints.
-"""
+trainers/checkpoint.py writes both. A script's checkpoints are any files in its folder for checkpoints."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def cut_to_newest_checkpoint(run_dir: Path) -> Iterator[str]:
     """Set damaged checkpoints aside, and reset metrics.jsonl to the rows that the newest intact one contains.
 
     The trainer does the same on its node, so both copies stay equal to the byte. Yields warnings about damage. Raises
-    OSError.
-    """
+    OSError."""
     # a script may not log its rows again after a resume: trainers.script.metrics decides which ones stay
     if not programs.of_run(run_dir).is_ours:
         return
@@ -141,8 +139,7 @@ class CheckpointMirror:
     """The copies of one run's checkpoints in the mirror: KEY/files-NUMBER.json, lists of files, and
     KEY/contents/SHA256, the files themselves, so that a file in several lists is stored once.
 
-    ``say`` gets warnings, and a line about a restored copy.
-    """
+    ``say`` gets warnings, and a line about a restored copy."""
 
     def __init__(self, address: str, key: str, run_dir: Path, say: Callable[[str], None]) -> None:
         """Raises DataError: the address can't be used here."""
@@ -183,9 +180,7 @@ class CheckpointMirror:
 
     def _copy(self) -> None:
         """Copy new contents, then a list of all files; remove what only older lists name. Raises DataError, OSError.
-
-        The list comes last: a controller that dies before leaves the mirror as it was, with a few unused contents.
-        """
+        The list comes last: a controller that dies before leaves the mirror as it was, with a few unused contents."""
         stamps = {name: stamp(path) for name, path in _files(self._run_dir).items()}
         unchanged = stamps == {name: pushed_stamp for name, (pushed_stamp, _) in self._pushed.items()}
         if unchanged or not _holds_checkpoint(stamps):

@@ -1,7 +1,6 @@
 """Facts about a run (its name, its ranks, what it trains) from the contents of key.json, config.json and plan.json.
 
-Callers have read these files and pass them as dictionaries: nothing here reads a file. Damaged parts are left out.
-"""
+Callers have read these files and pass them as dictionaries: nothing here reads a file. Damaged parts are left out."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def distinguishing_labels(words: Iterable[str], config: Mapping[str, Any]) -> tu
     """Return short labels: ``optimizer.lr=0.1 model=resnet18 seed=2`` → ``lr=0.1``, ``resnet18``, ``seed=2``.
 
     Overrides that can't make another run are left out, and of two for one field the last counts. ``config``, the
-    content of config.json, says which names are groups.
-    """
+    content of config.json, says which names are groups."""
     override_by_name = {word.partition("=")[0].lstrip("+"): word for word in words if makes_another_run(word)}
     uses = Counter(name.rpartition(".")[2] for name in override_by_name)  # of each last word of a field
     labels = []
@@ -99,8 +97,7 @@ def short_name(config: Mapping[str, Any], words: Sequence[str], *, swept: Sequen
     """Return a name by which users tell runs apart; MLflow's column shows some twenty characters of it.
 
     A trial is named by the overrides that its sweep chose (``swept``), another run of the classifier by model, data set
-    and overrides (``words``), a script's run by the script and its arguments.
-    """
+    and overrides (``words``), a script's run by the script and its arguments."""
     if labels := distinguishing_labels(swept, config):
         return _joined(labels)
     # the head says already what these overrides choose
@@ -147,10 +144,8 @@ def _named(group: Mapping[str, Any]) -> str:
 
 
 def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
-    """Return the number of ranks on each node, from key.json.
-
-    With trainer.shards any number of ranks gives the same weights, so the key has none: then from plan.json.
-    """
+    """Return the number of ranks on each node, from key.json. With trainer.shards any number of ranks gives the same
+    weights, so the key has none: then from plan.json."""
     topology = key.get("topology")
     counts = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
     if counts is None:
@@ -170,10 +165,8 @@ def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unkeyed(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what a run read although its key lacks it: path → ``read``, ``looked for``, or REPLACED.
-
-    ``nodes``: summary or result of the first node, dependency records of the further ones.
-    """
+    """Return what a run read although its key lacks it: path → ``read``, ``looked for``, or REPLACED. ``nodes``:
+    summary or result of the first node, dependency records of the further ones."""
     records = [record for node in nodes if isinstance(record := node.get("unkeyed"), Mapping)]
     return {str(name): str(how) for record in records for name, how in record.items()}
 

@@ -1,8 +1,7 @@
 """The folder of one run, runs/KEY: the paths and contents of its files, and whether the run is finished and intact.
 
 Nearly every command reads a run through ``RunFolder``. A *target* is a file that a finished run must have; result.json,
-which is written last, holds a fingerprint (sha256, size and times) of each.
-"""
+which is written last, holds a fingerprint (sha256, size and times) of each."""
 
 from __future__ import annotations
 
@@ -159,9 +158,7 @@ class RunFolder(NamedTuple):
 
     def unkeyed(self) -> dict[str, str]:
         """Return what the finished run read on any node although its key lacks it: path → how (``contents.unkeyed``).
-
-        Empty for a run without an intact result.
-        """
+        Empty for a run without an intact result."""
         try:
             result = self.read_result()
         except AlteredError:
@@ -203,9 +200,7 @@ class RunFolder(NamedTuple):
         mlflow_run_id: str | None,
     ) -> None:
         """Write result.json atomically, with a fingerprint of each target and the facts that lists of runs show.
-
-        ``duration_s`` is the time of all attempts. Raises TrainingError: a target is missing; OSError.
-        """
+        ``duration_s`` is the time of all attempts. Raises TrainingError: a target is missing; OSError."""
         self.refuse_incomplete()
         documents.write_sealed(
             self.result,
@@ -268,8 +263,7 @@ class RunFolder(NamedTuple):
         """Return True if the ranks ended well under this key and their outputs are unchanged.
 
         result.json isn't needed for that: it may be altered, or missing because the controller died after the training.
-        summary.json, which the ranks write and seal, lists all outputs; for a script, all files in its folders.
-        """
+        summary.json, which the ranks write and seal, lists all outputs; for a script, all files in its folders."""
         result = self.intact_result(key)
         try:
             recorded_key = self.read_key() if result is None else key
@@ -352,10 +346,8 @@ _ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: 
 
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
-    """Check configuration and code against the key, and the files of ``ORIGIN`` against the result.
-
-    ``result`` is None for a run that isn't finished; ``root`` is the project. Raises AlteredError.
-    """
+    """Check configuration and code against the key, and the files of ``ORIGIN`` against the result. ``result`` is None
+    for a run that isn't finished; ``root`` is the project. Raises AlteredError."""
     if result is not None and result.digest not in ("", key.digest):  # "": results of older versions have none
         raise folder.altered_error(run_folder.RESULT, "belongs to another key")
     if why := folder.config_altered(key):

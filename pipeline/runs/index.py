@@ -1,7 +1,6 @@
 """The list of all run folders below ``paths.runs``: finds a run by its key, and makes the rows of `doit runs`.
 
-A list reads one file of each finished run, its result.json, so that ten thousand runs take a second.
-"""
+A list reads one file of each finished run, its result.json, so that ten thousand runs take a second."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class RunRow:
     ``figures`` are all metrics of a finished run; ``metrics`` the same for a script's run, empty for the classifier.
     ``nodes`` is the number of ranks on each node, ``2 + 2 ranks``. ``train_s``: seconds of a finished training.
     ``nonfinite`` names a script's metric that was NaN or infinite. ``error``: the first line of a failed or killed
-    run's error.
-    """
+    run's error."""
 
     key: str
     state: str
@@ -79,10 +77,8 @@ class RunRow:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """Return the run whose key begins with ``named``, or whose MLflow run id it is; ``last`` is the newest run.
-
-    Raises UsageError: none or several.
-    """
+    """Return the run whose key begins with ``named``, or whose MLflow run id it is; ``last`` is the newest run. Raises
+    UsageError: none or several."""
     if named == LAST:
         oldest_first = rows(runs_dir)
         if not oldest_first:
@@ -167,8 +163,7 @@ def nearest(
     """Return the key of the finished run that is most similar to ``new``, and the differing fields; None without one.
 
     ``finished`` is from ``finished_parts``, ``new`` the content of the new run's key.json. A run that read files which
-    its key lacks is never returned, an altered run only if no field differs.
-    """
+    its key lacks is never returned, an altered run only if no field differs."""
     candidates = dict(finished)
     while (closest := content_key.nearest(candidates, new)) is not None:
         key, differing = closest
@@ -238,8 +233,7 @@ def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str
     """Return the first altered target with the reason; '' if all are intact. Raises AlteredError: result.json is.
 
     ``names``: the targets to check. None is for lists and checks all, but trusts equal size and modification time,
-    which a copied folder has too, except for the files by which lists select.
-    """
+    which a copied folder has too, except for the files by which lists select."""
     if result is None:
         return ""
     try:
@@ -279,10 +273,8 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def _row_without_result(folder: RunFolder, altered: str = "") -> RunRow:
-    """Return the row of a run without a trustworthy result, from its other files.
-
-    ``altered``: which file was altered; the row then shows only what key.json proves.
-    """
+    """Return the row of a run without a trustworthy result, from its other files. ``altered``: which file was altered;
+    the row then shows only what key.json proves."""
     key_parts: Mapping[str, Any] = folder.read_json(run_folder.KEY) or {}
     newer = is_newer(key_parts)
     if altered and not newer:

@@ -1,8 +1,7 @@
 """journal.jsonl, the state changes of a run, one JSON object per line; and the ids of the starts of its attempts.
 
 The journal says which attempt began when and how it ended. The ids, in another file, tell the ranks which start is the
-newest: ranks of an older one end. An attempt may be started several times, each time under a new id.
-"""
+newest: ranks of an older one end. An attempt may be started several times, each time under a new id."""
 
 from __future__ import annotations
 
@@ -22,10 +21,8 @@ from trainers.contract import run_folder
 
 
 def attempt_prefix(run_key: str, run_dir: Path) -> str:
-    """Return the beginning of the ids of all starts in a run folder, ``KEY-FOLDER-``.
-
-    It has digits of the folder's path, because two clones of a project may train the same key on one host.
-    """
+    """Return the beginning of the ids of all starts in a run folder, ``KEY-FOLDER-``. It has digits of the folder's
+    path, because two clones of a project may train the same key on one host."""
     return f"{run_key}-{sha256_text(str(run_dir))[:6]}-"
 
 

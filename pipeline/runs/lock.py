@@ -1,8 +1,7 @@
 """The lock of a run, under which one command at a time writes into the run folder or removes it.
 
 Also here: `doit stop`'s request to the command that holds the lock, the record of runs that wait for busy hosts, and
-the removal of a run folder.
-"""
+the removal of a run folder."""
 
 from __future__ import annotations
 
@@ -48,9 +47,8 @@ class RunLock(FileLock):
         return super().take()
 
     def check(self) -> None:
-        """Check that this command may still write. Raises TrainingError: the lock was removed, as `rm -r` of the
-        folder of runs does, and another command may hold a new one.
-        """
+        """Check that this command may still write. Raises TrainingError: the lock was removed, as `rm -r` of the folder
+        of runs does, and another command may hold a new one."""
         if self.lost():
             raise TrainingError(
                 f"{self.path}, the lock of run {self._folder.key}, was removed while the run was going on "
@@ -61,10 +59,8 @@ class RunLock(FileLock):
 
 @contextmanager
 def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = None) -> Iterator[RunLock]:
-    """Hold the run's lock; wait while another command does. Then remove what killed commands left.
-
-    ``stop``: the user's request to end this command. Raises UsageError, Killed, PacelineError, OSError.
-    """
+    """Hold the run's lock; wait while another command does. Then remove what killed commands left. ``stop``: the user's
+    request to end this command. Raises UsageError, Killed, PacelineError, OSError."""
     folder.refuse_newer()
     lock = RunLock(folder)
     if not lock.take():
@@ -103,10 +99,8 @@ def _stop_time_ns(folder: RunFolder) -> int:
 
 
 def ask_to_stop(folder: RunFolder) -> None:
-    """Tell the command that is attached to the run, if any, that its next failure is intended.
-
-    Raises OSError, PacelineError.
-    """
+    """Tell the command that is attached to the run, if any, that its next failure is intended. Raises OSError,
+    PacelineError."""
     refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():  # no command is attached
@@ -116,10 +110,8 @@ def ask_to_stop(folder: RunFolder) -> None:
 
 
 def record_stopped(folder: RunFolder) -> bool:
-    """Write KILLED into the journal of a run that was under way without a command attached. Raises OSError.
-
-    Return False, and write nothing, for any other run.
-    """
+    """Write KILLED into the journal of a run that was under way without a command attached. Raises OSError. Return
+    False, and write nothing, for any other run."""
     lock = RunLock(folder)
     if not lock.take():
         return False
@@ -140,10 +132,8 @@ WAIT_FILE = "waiting.json"
 
 @dataclass(frozen=True, kw_only=True)
 class HostWait:
-    """A run that waits for a busy host.
-
-    ``who``: whose run keeps the host busy, in words. ``since``: unix time at which the wait began.
-    """
+    """A run that waits for a busy host. ``who``: whose run keeps the host busy, in words. ``since``: unix time at which
+    the wait began."""
 
     key: str
     host: str
@@ -152,10 +142,8 @@ class HostWait:
 
 
 class HostWaitRecord:
-    """The file of a run folder from which other commands learn that the run waits for a host.
-
-    If the folder can't be written, nothing is recorded.
-    """
+    """The file of a run folder from which other commands learn that the run waits for a host. If the folder can't be
+    written, nothing is recorded."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._since = run_dir / WAIT_FILE, time.time()
@@ -219,10 +207,8 @@ Objection = Callable[[], str]
 
 
 def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:
-    """Remove the run folder, or a finished run's checkpoints; return why it was kept, or ''.
-
-    Raises OSError, PacelineError.
-    """
+    """Remove the run folder, or a finished run's checkpoints; return why it was kept, or ''. Raises OSError,
+    PacelineError."""
     lock = RunLock(folder)
     if not lock.take():
         return IN_USE

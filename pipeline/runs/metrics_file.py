@@ -1,6 +1,5 @@
 """The two files of metrics in a run folder, with one JSON object per line: metrics.jsonl, which rank 0 writes and this
-module reads, and system_metrics.jsonl, which this module writes from the hosts' heartbeats: how busy the hosts are.
-"""
+module reads, and system_metrics.jsonl, which this module writes from the hosts' heartbeats: how busy the hosts are."""
 
 from __future__ import annotations
 
@@ -24,10 +23,8 @@ _MB = 1e6  # MLflow's megabytes
 
 
 class SystemMetrics:
-    """Writes system_metrics.jsonl during an attempt: the mean of each host's heartbeats, every EVERY_S seconds.
-
-    After an hour the interval grows: it is at least 1/360 of the attempt's age.
-    """
+    """Writes system_metrics.jsonl during an attempt: the mean of each host's heartbeats, every EVERY_S seconds. After
+    an hour the interval grows: it is at least 1/360 of the attempt's age."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / run_folder.SYSTEM_METRICS
@@ -133,10 +130,8 @@ def parse(line: bytes) -> MetricsRow | None:
 
 
 def rows(path: Path, *, tail_bytes: int = 0) -> list[MetricsRow]:
-    """Return the valid rows of a file; ``tail_bytes``: only those in its last bytes. Raises OSError.
-
-    A missing file has none.
-    """
+    """Return the valid rows of a file; ``tail_bytes``: only those in its last bytes. Raises OSError. A missing file has
+    none."""
     if not path.is_file():
         return []
     with path.open("rb") as file:

@@ -1,8 +1,7 @@
 """The origin of a run, written to provenance.json and changes.patch before its launch: commit, uncommitted changes,
 command line, lock file, data, and each host's environment. `doit reproduce` makes the run again from them.
 
-The patch is taken with git's own commands in a temporary index, so the user's repository isn't touched.
-"""
+The patch is taken with git's own commands in a temporary index, so the user's repository isn't touched."""
 
 from __future__ import annotations
 
@@ -19,14 +18,7 @@ from typing import Any
 
 from pipeline.core.cache import FOLDER
 from pipeline.core.errors import PacelineError
-from pipeline.core.files import (
-    link_or_copy,
-    sha256_bytes,
-    sha256_file,
-    temporary_prefix,
-    write_atomic,
-    write_json,
-)
+from pipeline.core.files import link_or_copy, sha256_bytes, sha256_file, temporary_prefix, write_atomic, write_json
 from pipeline.core.processes import git
 from pipeline.core.redact import hide, mask_word
 from trainers.contract import run_folder
@@ -50,8 +42,7 @@ def uncommitted(
     """Return the patch that turns the commit into the checkout at ``root``, and ``name: why`` for each file left out.
 
     ``outputs`` are folders of results, which don't count as changes. ``imported`` are the files that the run imports:
-    they count even outside of ``root``. Files with one of ``secrets`` are left out.
-    """
+    they count even outside of ``root``. Files with one of ``secrets`` are left out."""
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as folder:
         (Path(folder) / "objects").mkdir()
@@ -82,10 +73,8 @@ class _Index:
         self._imported = sorted(str(path.relative_to(self._top)) for path in outside if path.is_relative_to(self._top))
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> tuple[bytes, tuple[str, ...]]:
-        """Return the patch, which git writes to ``target``, and ``name: why`` for each file left out.
-
-        Bring the index to the state of the checkout, take back what must not be in the patch, and compare with HEAD.
-        """
+        """Return the patch, which git writes to ``target``, and ``name: why`` for each file left out. Bring the index
+        to the state of the checkout, take back what must not be in the patch, and compare with HEAD."""
         self._git("read-tree", "HEAD")
         not_checked_out = self._never_checked_out()
         self._take_tracked()
@@ -242,8 +231,7 @@ class Provenance:
 
     ``git_prefix`` is the project's folder inside the repository. ``left_out``: ``name: why`` for each changed file that
     the patch lacks. ``defaults`` are the user's own defaults that this configuration contains. ``environments``: host →
-    software and hardware, as ``environment`` returns them.
-    """
+    software and hardware, as ``environment`` returns them."""
 
     git_commit: str | None
     git_dirty: bool | None
@@ -279,10 +267,8 @@ def collect(
     secrets: Collection[str] = (),
     imported: Collection[Path] = (),
 ) -> tuple[Provenance, bytes]:
-    """Return the provenance of a run and the patch from the commit to this checkout (as ``uncommitted`` does).
-
-    ``run`` has the fields of ``Provenance`` that don't depend on the checkout.
-    """
+    """Return the provenance of a run and the patch from the commit to this checkout (as ``uncommitted`` does). ``run``
+    has the fields of ``Provenance`` that don't depend on the checkout."""
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
     if commit is not None:

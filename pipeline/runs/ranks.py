@@ -1,8 +1,7 @@
 """What the ranks of a run's newest attempt do: which one is behind, which one is slow, which hosts are still awaited.
 
 The command that follows an attempt writes the state of its ranks to ranks.json; ``doit status``, the live view and
-commands that wait for the run show it.
-"""
+commands that wait for the run show it."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ IDLE_S = 5.0  # without work a script's rank counts as idle after this time; wai
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
     """One rank as it last reported: ``step`` counts from 1; it has been in ``phase`` for ``for_s`` seconds; ``own_s``
-    are the seconds that it has computed in total, without waiting for others.
-    """
+    are the seconds that it has computed in total, without waiting for others."""
 
     rank: int
     host: str
@@ -156,10 +154,8 @@ def under_way(folder: RunFolder) -> str:
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return which hosts the others wait for in the rendezvous, and why if known, as words that follow "still".
-
-    None if no host has joined yet, or all have.
-    """
+    """Return which hosts the others wait for in the rendezvous, and why if known, as words that follow "still". None if
+    no host has joined yet, or all have."""
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:

@@ -1,8 +1,7 @@
 """The processors and GPUs that each attempt of a run was computed with, recorded and compared: others round otherwise,
 so a repetition may then differ in its last bits.
 
-A run's key doesn't contain the hardware, because the hosts aren't known when the key is computed.
-"""
+A run's key doesn't contain the hardware, because the hosts aren't known when the key is computed."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def other_than_here(result: Mapping[str, Any], here: Hardware) -> str | None:
     """Describe how the hardware of a local run differs from this computer's (``here``); None: no known difference.
 
     The hardware of a run on hosts can't be compared with this computer's: its attempts are compared with each other.
-    ``result`` is the content of result.json.
-    """
+    ``result`` is the content of result.json."""
     attempts, device = _attempts(result)
     if tuple(result.get("hosts") or ()) == _HERE:
         for _, nodes in attempts:
@@ -76,10 +74,8 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def described(hardware: Hardware, device: str, *, compared_with: Hardware | None = None) -> str:
-    """Return ``AMD EPYC (AuthenticAMD 25/1/1, avx2)``.
-
-    If ``compared_with`` would read the same, all flags by which the processors differ are added (``+avx_vnni``).
-    """
+    """Return ``AMD EPYC (AuthenticAMD 25/1/1, avx2)``. If ``compared_with`` would read the same, all flags by which the
+    processors differ are added (``+avx_vnni``)."""
     if device == "cuda":
         models = hardware.gpu_models
         return ", ".join(f"{models.count(model)}× {model}" for model in dict.fromkeys(models)) or "no NVIDIA GPU"

@@ -1,7 +1,6 @@
 """result.json, the results of a finished run: it is read here alone, with its seal (a digest of itself) and all types
 checked. Also here: the fingerprints by which a changed file of a finished run is noticed, and a script's metrics in
-words.
-"""
+words."""
 
 from __future__ import annotations
 
@@ -36,20 +35,16 @@ class AlteredError(PacelineError):
 
 
 class Fingerprint(NamedTuple):
-    """The state of a target (a file that a finished run must have) when result.json was written.
-
-    ``stamp``: size, modification time, inode and change time.
-    """
+    """The state of a target (a file that a finished run must have) when result.json was written. ``stamp``: size,
+    modification time, inode and change time."""
 
     sha256: str
     stamp: Stamp
 
 
 class Stamps:
-    """A cache of digests for the files of a run folder: a file with a cached stamp isn't hashed again.
-
-    A copied run folder needs it: all files there have other times than in result.json.
-    """
+    """A cache of digests for the files of a run folder: a file with a cached stamp isn't hashed again. A copied run
+    folder needs it: all files there have other times than in result.json."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -174,10 +169,8 @@ def _checked(kind: type[_T], value: Any) -> _T:
 
 
 def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return metric → ``NaN at step 4, 37 times`` for a script's metrics with values that were NaN or infinite.
-
-    Curves leave such values out. ``summary`` is the content of summary.json.
-    """
+    """Return metric → ``NaN at step 4, 37 times`` for a script's metrics with values that were NaN or infinite. Curves
+    leave such values out. ``summary`` is the content of summary.json."""
     shown_by_metric = {}
     recorded = summary.get("nonfinite")
     for name, value in recorded.items() if isinstance(recorded, Mapping) else ():

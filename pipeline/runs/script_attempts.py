@@ -1,8 +1,7 @@
 """What the attempts of a script left in its run folder, and from where the next attempt begins.
 
 A script resumes by an argument with ``{resume}``, which Paceline replaces by the newest checkpoint, or looks for its
-checkpoints by itself. Before a launch, and in plans and messages, this module says which of it will happen.
-"""
+checkpoints by itself. Before a launch, and in plans and messages, this module says which of it will happen."""
 
 from __future__ import annotations
 
@@ -43,11 +42,8 @@ class ScriptAttempts:
         return workdir.checkpoints_stamp(self._settings, self._run_dir)
 
     def resume_offer(self) -> str:
-        """Return advice which argument would make the script resume from its newest checkpoint.
-
-        It names an option that the script's source seems to have. '' if the script resumes already, or there is no
-        checkpoint.
-        """
+        """Return advice which argument would make the script resume from its newest checkpoint. It names an option that
+        the script's source seems to have. '' if the script resumes already, or there is no checkpoint."""
         if checkpoints_to_resume(self._settings, self._run_dir):
             return ""
         newest = self.newest_checkpoint()
@@ -68,9 +64,7 @@ class ScriptAttempts:
 
     def next_start(self, unfetched: LaunchPlan | None) -> str:
         """Return where the next attempt starts, as words that follow "it starts"; '' if there is no checkpoint.
-
-        ``unfetched``: the plan of the newest attempt, if its host may have files that aren't here yet.
-        """
+        ``unfetched``: the plan of the newest attempt, if its host may have files that aren't here yet."""
         settings, run_dir = self._settings, self._run_dir
         saved = any(path.is_file() for path in (run_dir / run_folder.CHECKPOINTS).rglob("*"))
         elsewhere = ""
@@ -104,9 +98,7 @@ class ScriptAttempts:
 
     def set_aside(self, attempt: int) -> str | None:
         """Move away what hosts sent of earlier attempts, for a script that starts over on hosts with their own folders.
-
-        Return a sentence about where it is now; None if there was nothing, or the script resumes from it.
-        """
+        Return a sentence about where it is now; None if there was nothing, or the script resumes from it."""
         if checkpoints_to_resume(self._settings, self._run_dir):
             return None
         target = self._run_dir / run_folder.ATTEMPTS / str(attempt) / "before"
