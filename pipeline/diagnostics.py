@@ -1,8 +1,7 @@
 """Measurements on the hosts. They are launched like runs, with ranks that run trainers.measuring, and leave their
 results in runs/diagnostics/.
 
-`doit preflight --measure` compares the speeds of hosts; `doit benchmark` measures the throughput of one rank, of more
-ranks and of more hosts."""
+`doit preflight --measure` compares the speeds of hosts, `doit benchmark` the throughputs of one rank and of more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The comparison of groups of runs (`doit compare`): metrics, configuration, data, environment, hosts and code.
 
-A group has the runs that differ only in the seed; each group is compared with the first one. The comparison is
-formatted as text, Markdown and data."""
+A group has the runs that differ only in the seed; each is compared with the first. Also: text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class AgainstFirst:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of groups of runs. ``against``: one for each further group. ``parts``: each of PARTS → the fields
-    that differ."""
+    """The comparison of groups of runs. ``against``: of the further groups; ``parts``: part → differing fields."""
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]

@@ -79,8 +79,7 @@ def curve_file(bands: Sequence[Band], *, metric: str, axis: str, form: str, log:
 
 
 def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, colours: Mapping[str, int]) -> str:
-    """Return the curves as an SVG element; '' if no point can be drawn. ``colours``: label of a group → number of its
-    colour; other curves are grey."""
+    """Return the curves as an SVG element; '' without points. ``colours``: label → number; other curves are grey."""
     inks = [(band, _INK[f"c{colours[band.label]}" if band.label in colours else "rest"]) for band in bands]
     inks.sort(key=lambda item: item[1] != _INK["rest"])  # grey curves are drawn first, below the others
     with _drawing(_WIDTH / 72, _HEIGHT / 72) as figure:
@@ -94,8 +93,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
 
 
 def _draw(axes: Axes, inks: Sequence[tuple[Band, str]], axis: str, *, log: bool, most: int | None = None) -> bool:
-    """Draw each band in its colour; False if no point can be drawn. ``most``: for a page, the number of points of a
-    piece at most; None for a file."""
+    """Draw each band in its colour; False without points. ``most``: points of a piece on a page; None for a file."""
     points = [point for band, _ in inks for point in band.points]
     span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)
     if span is None:
@@ -191,7 +189,7 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
     wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE_HEIGHT * lines)
     names = [[_cut(name, _CELL_CHARS) for name in side] for side in (rows, columns)]
     left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
-    turned = _NAME_CHAR * max(map(len, names[1])) > wide
+    turned = _NAME_CHAR * max(map(len, names[1])) > wide  # names of columns
     below += _NAME_CHAR * max(map(len, names[1])) if turned else 0
     width, height = left + wide * len(columns) + 8, below + high * len(rows) + 4
     with _drawing(width / 72, height / 72) as figure:

@@ -129,8 +129,7 @@ def _report(outcome: _Outcome) -> Report:
 
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
-    """Return the confusion matrix as PNG: shades are shares of the true class, numbers are counts. Equal reports give
-    equal bytes."""
+    """Return the confusion matrix as PNG: shades are shares of the true class. Equal reports give equal bytes."""
     families, names = drawable(report["classes"])
     side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
     with mpl.rc_context({"font.family": families}):
@@ -229,8 +228,7 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image.Image]:
-    """Return the images of the mistakes in order, from the data pack in ``data``; empty if the pack has no plain pixels
-    of one or three channels."""
+    """Return the mistakes' images from the data pack; none if it has no plain pixels of one or three channels."""
     manifest = documents.read_or_empty(data / "manifest.json")
     names = ("count", "channels", "height", "width")
     sizes = [manifest.get(name) for name in names]
@@ -312,8 +310,7 @@ _PLACEHOLDERS = "Last Resort"  # draws a box for each character
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the font families that draw ``names``, and the names; a name that no font can draw becomes ``#`` and its
-    number."""
+    """Return the font families that draw ``names``, and the names; one that no font can draw becomes ``#NUMBER``."""
     if all(name.isascii() for name in names):
         return [_DEFAULT_FONT], [*names]
     families = {_DEFAULT_FONT: characters_of(_DEFAULT_FONT)}

@@ -262,7 +262,7 @@ def _subscriber(work: Work, number: int, *, notes: bool) -> Emit:
                 say(line.shown)
             case Notice(text=text):
                 say(text)
-            case HostNote(text=text):
+            case HostNote(text=text):  # the same at each attempt: said once
                 if notes:
                     say(text)
             case Doing(what=activity):

@@ -40,8 +40,7 @@ _USER_STEP = "step "  # prefix of the names of user-defined steps
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task of a run: whether it is done, and ``why``. A user-defined step needs the steps in ``needs``; any other
-    task needs the one before it."""
+    """One task of a run, whether it is done and why. A user-defined step ``needs`` others, a task the one before."""
 
     name: str
     done: bool

@@ -290,9 +290,7 @@ def _download_path(url: str, data_dir: Path) -> Path:
 # ----------------------------------------------------------------------------- torchvision's own
 def published_address(arch: str, name: str, root: Path) -> str:
     """Return the address of weights that torchvision publishes, by ``model.arch`` and their name (IMAGENET1K_V1).
-
-    A child process asks torchvision, once per version. Raises UsageError: torchvision isn't here, or knows no such
-    weights."""
+    Raises UsageError: torchvision isn't here, or knows no such weights."""
     release = version("torchvision")
     if release is None:
         raise UsageError(
@@ -300,7 +298,7 @@ def published_address(arch: str, name: str, root: Path) -> str:
         )
     cache, entry = Cache(root, "published", most=64), f"{release} {arch}"
     addresses: dict[str, str] | None = cache.get(entry)
-    if addresses is None:
+    if addresses is None:  # not asked yet: an import of torchvision takes seconds
         try:
             addresses = python_answer(_ADDRESSES, arch, timeout_s=_IMPORT_S)
         except PacelineError as error:

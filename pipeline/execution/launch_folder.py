@@ -47,6 +47,7 @@ def remarks(run: Run) -> list[str]:
             )
     inputs = "program.inputs" if script is not None else "model.inputs"
     keyed = run.key.parts["environment"]
+    # imports that were found nowhere: a typing error, or a folder that isn't on the ranks' path
     lacking = [f"{name} ({place})" for name, place in run.code.unresolved.items() if keyed.get(name) == ABSENT]
     if lacking:
         lines.append(

@@ -51,8 +51,7 @@ CodeReader = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run to make or to look up. ``code`` is all that it imports; ``pack`` its data; ``initial_weights``: None for a
-    fresh initialization."""
+    """A run to make or look up: ``code`` is all that it imports, ``pack`` its data; no ``initial_weights``: fresh."""
 
     config: RunConfig
     key: ContentKey
@@ -136,8 +135,7 @@ class Run:
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: CodeReader | None = None) -> Run | None:
     """Return the run with its key; None while its initial weights are unknown: without their digest there is no key.
 
-    ``read``: a ``code_reader`` that several runs share. Raises UsageError: the settings don't fit the data, or the
-    weights don't exist."""
+    ``read``: a ``code_reader`` of several runs. Raises UsageError: the settings don't fit the data; no such weights."""
     if isinstance(pack, Pack):
         refuse_misfits(config.train, pack.manifest)
     initial = initial_weights_of(config, root)
@@ -232,8 +230,7 @@ def code_reader(root: Path) -> CodeReader:
 def code_of(
     config: RunConfig, root: Path, read: CodeReader | None = None, rank_modules: tuple[str, ...] = ()
 ) -> Closure:
-    """Return all that the run imports, and its declared inputs. Raises UsageError. ``rank_modules``: the modules with
-    which ranks read the data."""
+    """Return all that the run imports (``rank_modules``: to read data) and its declared inputs. Raises UsageError."""
     python_path = config.cluster.python_path
     if config.script is not None:
         return config.script.closure(python_path)

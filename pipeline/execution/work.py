@@ -68,8 +68,7 @@ class OpenAttempt(NamedTuple):
 class Work:
     """One command's work on one run, whose lock it holds. ``started``: unix time in seconds.
 
-    ``attached``: the attempt to follow; None: look for one that runs, or start one. ``mirror``: copies of the
-    checkpoints; None: there are none."""
+    ``attached``: the attempt to follow; None: look for one, or start one. ``mirror``: copies of checkpoints, if any."""
 
     run: Run
     lock: RunLock

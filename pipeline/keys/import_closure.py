@@ -114,7 +114,7 @@ def _refuse_working_tree(root: Path, python_path: Sequence[str]) -> None:
 def source_file(root: Path, module: str, python_path: Sequence[str] = ()) -> Path | None:
     """Return the source of a module as a run's copy of the code would contain it, or None."""
     file = _Walk(root, python_path).file_of(module)
-    return None if file is None else Path(file[1])
+    return None if file is None else Path(file.on_disk)
 
 
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
@@ -132,7 +132,7 @@ class _File(NamedTuple):
 
     path: str
     on_disk: str
-    module: str
+    import_path: str
 
 
 class _Walk:
@@ -187,7 +187,7 @@ class _Walk:
     def follow_script(self, script: ScriptEntry) -> None:
         """Read a file that is started by its path or as a module, and everything that it imports."""
         name = os.path.relpath(script.file, script.folder)
-        file = _File(path=f"{script.prefix}{name}", on_disk=script.file, module=name)
+        file = _File(path=f"{script.prefix}{name}", on_disk=script.file, import_path=name)
         if "/" in name:
             self.follow(name.rpartition("/")[0].replace("/", "."))  # python -m runs the packages around it first
         for item in self._read(file).imports:
@@ -196,7 +196,7 @@ class _Walk:
 
     def _read(self, file: _File) -> SourceReading:
         with open(file.on_disk, "rb") as source:  # noqa: PTH123  (Path.open costs as much as the read)
-            reading = self.readings_by_path[file.path] = self.readings.of(file.module, source.read(), file.path)
+            reading = self.readings_by_path[file.path] = self.readings.of(file.import_path, source.read(), file.path)
         self.disk_paths[file.path] = file.on_disk
         return reading
 
@@ -223,10 +223,10 @@ class _Walk:
         # A string that looks like a module name counts only if the project has such a module.
         if item.kind == "named" and not self._is_of_paceline_or_project(top):
             return False
-        counts = item.kind in ("needed", "optional")
+        must_exist = item.kind in ("needed", "optional")
         if top in self.forbidden and not self._is_of_script(top):
-            if counts:
-                raise _refused(
+            if must_exist:
+                raise _refusal(
                     path, item, "the controller's half, which no host has", "move what both need into trainers/"
                 )
             return False
@@ -238,11 +238,11 @@ class _Walk:
             return False
         if installed is not None and installed.owners:
             self.imported_parts[top].add(rest)
-        elif counts and installed is not None and installed.strays:
+        elif must_exist and installed is not None and installed.strays:
             # such as a folder on sys.path, whose files are neither hashed nor have a version
             where = f"would come from {installed.strays[0]}, which no installed distribution has"
-            raise _refused(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
-        elif counts and not self._is_made_at_run_time(item.name):
+            raise _refusal(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
+        elif must_exist and not self._is_made_at_run_time(item.name):
             self._record_missing(item, path)
         return False
 
@@ -296,7 +296,7 @@ class _Walk:
                 if self.script is not None and base == f"{self.script.folder}/{top}":
                     prefix = self.script.prefix
                 module = f"{top}{inner}{suffix}"
-                return _File(path=f"{prefix}{module}", on_disk=f"{base}{inner}{suffix}", module=module)
+                return _File(path=f"{prefix}{module}", on_disk=f"{base}{inner}{suffix}", import_path=module)
         return None
 
     def _is_namespace_package(self, name: str) -> bool:
@@ -407,5 +407,5 @@ def missing_module_error(name: str, place: str, elsewhere: str = "") -> UsageErr
     return UsageError(what, hint="; or, ".join(hints))
 
 
-def _refused(path: str, item: Import, what: str, hint: str) -> UsageError:
+def _refusal(path: str, item: Import, what: str, hint: str) -> UsageError:
     return UsageError(f"{path}:{item.line} imports {item.name}: {what}", hint=hint)

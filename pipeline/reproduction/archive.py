@@ -113,7 +113,7 @@ def unpack(archive: Path, target: Path, *, root: Path) -> RunFolder:
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = temporary_prefix(f".{target.name}")
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as scratch:
-        try:
+        try:  # checked in a temporary folder: nothing of a refused archive stays
             folder = RunFolder(Path(scratch) / _extract(archive, Path(scratch)))
             folder.refuse_newer()
             key, result = folder.read_key(), folder.read_result()

@@ -270,7 +270,7 @@ def reach_of_seeds(recipe: Recipe, runs_dir: Path) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------- text
 def text(verdict: Verdict) -> str:
-    """Format the verdict for a terminal."""
+    """Format the verdict for a terminal: the outcome first, then what may have caused it."""
     lines = []
     if verdict.nothing:
         hint = " (program.outputs=['GLOB'] says which files are results)" if verdict.besides else ""
@@ -303,6 +303,7 @@ def text(verdict: Verdict) -> str:
         lines.append(f"{files}: {shown if differing else 'equal'}")
     if verdict.times:
         lines.append(f"not compared: {', '.join(verdict.times)}")
+    # possible causes
     if verdict.repeated_key != verdict.run:
         lines.append(f"its key is {verdict.repeated_key} here, because of:")
         lines += [f"  {item}" for item in verdict.key]

@@ -440,7 +440,7 @@ def _texts(path: Path) -> Iterator[str]:
     with suppress(OSError, ValueError, zipfile.BadZipFile), path.open("rb") as file:
         head = file.read(8)
         file.seek(0)
-        if head.startswith(_ZIP):
+        if head.startswith(_ZIP):  # torch.save since 1.6: the texts in its pickle
             with zipfile.ZipFile(path) as archive:
                 for member in archive.infolist():
                     if member.filename.endswith("data.pkl") and member.file_size <= _LARGEST_PICKLE_BYTES:
@@ -449,5 +449,5 @@ def _texts(path: Path) -> Iterator[str]:
         elif path.suffix == ".safetensors":
             if (header_bytes := int.from_bytes(file.read(8), "little")) <= _LARGEST_PICKLE_BYTES:
                 yield from json.loads(file.read(header_bytes))
-        elif head.startswith(b"\x80"):
+        elif head.startswith(b"\x80"):  # a plain pickle, as of older versions of torch.save
             yield from (value for _, value, _ in pickletools.genops(file) if isinstance(value, str))

@@ -190,6 +190,7 @@ def text(proof: Proof) -> str:
 def _about_resume(proof: Proof) -> list[str]:
     """Return lines about the checkpoint that the repetition resumed from, and about what differs after it."""
     evidence, lines = proof.evidence, list[str]()
+    # a script's checkpoint is shown as it lies in the project, not in the copy that the script runs in
     project_copy = re.compile(rf"^{run_folder.WORK}/.*?/code/")
     saved = [project_copy.sub("", kill.checkpoint) for kill in evidence.kills if kill.checkpoint is not None]
     if evidence.reads_nothing or not saved:
@@ -244,8 +245,7 @@ class Moments:
 
 
 def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0) -> Moments:
-    """Draw the moments of ``kills`` kills from a seed, within the training of the finished run ``timed``. ``factor``
-    multiplies the drawn shares."""
+    """Draw moments from a seed, within the training of the finished run ``timed``; ``factor`` multiplies the shares."""
     entries = journal.read(timed.journal)
     begun = max((entry.time for entry in entries if entry.state is State.RUNNING), default=0.0)
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)

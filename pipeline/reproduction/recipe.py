@@ -252,8 +252,7 @@ _ALONE = ("--window=0", "--no-reuse-object", "--compression=0", "--threads=1")  
 
 
 def clone_commit(repository: Path, checkout_dir: Path, commit: str) -> None:
-    """Read a commit of ``repository`` into the index of a new repository at ``checkout_dir``; check no files out.
-    Raises PacelineError: git refuses."""
+    """Read a commit into the index of a new repository at ``checkout_dir``, without files. Raises PacelineError."""
     _run(repository, "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(checkout_dir))
     _read_into_index(checkout_dir, commit)
 

@@ -103,6 +103,7 @@ def reproduce(
             defaults["defaults"] = [entry for entry in chosen if not {*map(conf_files.group_of, entry)} & replaced]
         stack.enter_context(conf_files.own_replaced(defaults))
         write_json(work / DEFAULTS, defaults)
+        # train with the run's own code, data and overrides, in folders below ``work``
         shutil.rmtree(runs_dir, ignore_errors=True)  # from an earlier reproduction; this one must train again
         source = _source(recipe, overrides, (root, project))
         _prepare_inputs(recipe, source, data_dir, say)
@@ -119,6 +120,7 @@ def reproduce(
         say(f"training {origin}: {' '.join(words)}")
         variables = {**secrets, conf_files.OWN_VARIABLE: str((work / DEFAULTS).absolute())}
         code = (train or train_again)([*words, *where], variables, project=project, database=work / "doit.db")
+    # compare, without the metrics that the run or this call ignores
     reach = reach_of_seeds(recipe, work.parents[1])
     ignored = (recipe.config.get("program") or {}).get("ignore_metrics") or ()
     if typed := [word.partition("=")[2] for word in overrides if _name(word) == IGNORED]:
@@ -137,8 +139,7 @@ def train_again(
     database: Path,
     meanwhile: Callable[[int], None] | None = None,
 ) -> int:
-    """Run `doit train` with the run's own code in its checkout, and return the exit code. ``meanwhile``: called with
-    the process id ten times a second."""
+    """Run `doit train` with the run's own code; return the exit code. ``meanwhile`` gets the pid ten times a second."""
     # --db-file first, because doit treats a bare a=b as a variable
     command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]
     environment = {**git.environment(), **variables, "PYTHONPATH": str(project)}

@@ -1,8 +1,7 @@
 """Acceptances (`doit accept`): a user declares, without a proof, that the result of a finished run, called the *base*,
 counts for another key too, typically after an edit that can't change results.
 
-accepted.json, in the folder of the new key, names the base. It is valid while the base is intact, and until a training
-under the new key replaces it."""
+accepted.json in the new key's folder names the base. It is valid while the base is intact, until the key is trained."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str
 
 
 def result_or_accepted(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
-    """Return the folder's own result, or the base's result and the acceptance while that is valid. Raises
-    AlteredError."""
+    """Return the folder's own result, or the base's and the acceptance while that is valid. Raises AlteredError."""
     own_result = folder.read_result()
     accepted = read(folder) if own_result is None else None
     if accepted is None:

@@ -37,8 +37,7 @@ READ_ERRORS = (OSError, ValueError, KeyError, TypeError, RecursionError)
 def cut_to_newest_checkpoint(run_dir: Path) -> Iterator[str]:
     """Set damaged checkpoints aside, and reset metrics.jsonl to the rows that the newest intact one contains.
 
-    The trainer does the same on its node, so both copies stay equal to the byte. Yields warnings about damage. Raises
-    OSError."""
+    The trainer does the same on its node, so both copies stay equal. Yields warnings about damage. Raises OSError."""
     # a script may not log its rows again after a resume: trainers.script.metrics decides which ones stay
     if not programs.of_run(run_dir).is_ours:
         return

@@ -56,8 +56,7 @@ class RunRow:
 
     ``figures`` are all metrics of a finished run; ``metrics`` the same for a script's run, empty for the classifier.
     ``nodes`` is the number of ranks on each node, ``2 + 2 ranks``. ``train_s``: seconds of a finished training.
-    ``nonfinite`` names a script's metric that was NaN or infinite. ``error``: the first line of a failed or killed
-    run's error."""
+    ``nonfinite`` names a script's metric that was NaN or infinite. ``error``: the first line of a failed run's."""
 
     key: str
     state: str
@@ -77,8 +76,8 @@ class RunRow:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """Return the run whose key begins with ``named``, or whose MLflow run id it is; ``last`` is the newest run. Raises
-    UsageError: none or several."""
+    """Return the run whose key begins with ``named``, or that has this MLflow id; ``last``: the newest run. Raises
+    UsageError."""
     if named == LAST:
         oldest_first = rows(runs_dir)
         if not oldest_first:

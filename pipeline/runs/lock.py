@@ -1,7 +1,6 @@
 """The lock of a run, under which one command at a time writes into the run folder or removes it.
 
-Also here: `doit stop`'s request to the command that holds the lock, the record of runs that wait for busy hosts, and
-the removal of a run folder."""
+Also: `doit stop`'s request to the holder of the lock, runs that wait for busy hosts, the removal of a run folder."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def _stop_time_ns(folder: RunFolder) -> int:
 
 
 def ask_to_stop(folder: RunFolder) -> None:
-    """Tell the command that is attached to the run, if any, that its next failure is intended. Raises OSError,
-    PacelineError."""
+    """Tell a command attached to the run that its next failure is intended. Raises OSError, PacelineError."""
     refuse_links(folder.path)
     lock = RunLock(folder)
     if lock.take():  # no command is attached
@@ -132,8 +130,7 @@ WAIT_FILE = "waiting.json"
 
 @dataclass(frozen=True, kw_only=True)
 class HostWait:
-    """A run that waits for a busy host. ``who``: whose run keeps the host busy, in words. ``since``: unix time at which
-    the wait began."""
+    """A run that waits for a busy host. ``who``: whose run keeps it busy, in words. ``since``: unix time."""
 
     key: str
     host: str
@@ -142,8 +139,7 @@ class HostWait:
 
 
 class HostWaitRecord:
-    """The file of a run folder from which other commands learn that the run waits for a host. If the folder can't be
-    written, nothing is recorded."""
+    """The file from which other commands learn that a run waits for a host. In a read-only folder it isn't written."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._since = run_dir / WAIT_FILE, time.time()
@@ -207,8 +203,7 @@ Objection = Callable[[], str]
 
 
 def remove(folder: RunFolder, objection: Objection, *, checkpoints_alone: bool = False) -> str:
-    """Remove the run folder, or a finished run's checkpoints; return why it was kept, or ''. Raises OSError,
-    PacelineError."""
+    """Remove the run folder, or only its checkpoints; return why it was kept, or ''. Raises OSError, PacelineError."""
     lock = RunLock(folder)
     if not lock.take():
         return IN_USE

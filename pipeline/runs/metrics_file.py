@@ -130,8 +130,7 @@ def parse(line: bytes) -> MetricsRow | None:
 
 
 def rows(path: Path, *, tail_bytes: int = 0) -> list[MetricsRow]:
-    """Return the valid rows of a file; ``tail_bytes``: only those in its last bytes. Raises OSError. A missing file has
-    none."""
+    """Return the valid rows of a file (``tail_bytes``: of its end); none of a missing file. Raises OSError."""
     if not path.is_file():
         return []
     with path.open("rb") as file:

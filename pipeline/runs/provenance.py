@@ -46,7 +46,7 @@ def uncommitted(
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("paceline-git")) as folder:
         (Path(folder) / "objects").mkdir()
-        env = {
+        env = {  # git writes its objects into the temporary folder, and reads the repository's as alternates
             "GIT_INDEX_FILE": str(Path(folder) / "index"),
             "GIT_OBJECT_DIRECTORY": str(Path(folder) / "objects"),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": (objects or "").strip(),

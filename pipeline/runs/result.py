@@ -1,6 +1,5 @@
 """result.json, the results of a finished run: it is read here alone, with its seal (a digest of itself) and all types
-checked. Also here: the fingerprints by which a changed file of a finished run is noticed, and a script's metrics in
-words."""
+checked. Also: fingerprints, by which a changed file of a finished run is noticed, and a script's metrics in words."""
 
 from __future__ import annotations
 

@@ -83,8 +83,7 @@ def altered_part(folder: RunFolder) -> str:
 
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
-    """Yield the lines of the logs of every attempt, each log under a heading; ``host``: only this host's. Raises
-    UsageError: no logs, or no such host."""
+    """Yield the logs of every attempt, each under a heading; ``host``: only this host's. Raises UsageError: no logs."""
     attempts = folder.path / run_folder.ATTEMPTS
     log_files = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not log_files:
