@@ -141,15 +141,15 @@ Titled = tuple[str, MeanDifference]
 
 
 def forest(names: Sequence[str], inks: Sequence[int | None], panels: Mapping[str, Sequence[Titled | None]]) -> str:
-    """Draw differences from the best with their intervals: a line per configuration and a panel per metric. ``inks``:
-    the number of each configuration's colour; None: no colour. Returns an SVG element."""
+    """Return a forest plot as SVG element: differences from the best with their intervals, a line per configuration and
+    a panel per metric. ``inks``: the number of each configuration's colour; None: no colour."""
     height = _BOTTOM + _TOP + 2 * _LINE_HEIGHT * len(names)
     with _drawing(_PAGE_WIDTH / 72, height / 72) as figure:
         shown = [_cut(name, _ROW_CHARS) for name in names]
         left = 16 + _NAME_CHAR * max(map(len, shown))
-        each = (_PAGE_WIDTH - left) / len(panels)
+        panel_width = (_PAGE_WIDTH - left) / len(panels)
         for number, (metric, row) in enumerate(panels.items()):
-            axes = _axes(figure, left + number * each + 8, _BOTTOM, each - 24, height - _BOTTOM - _TOP)
+            axes = _axes(figure, left + number * panel_width + 8, _BOTTOM, panel_width - 24, height - _BOTTOM - _TOP)
             _draw_intervals(axes, row, inks)
             axes.set_yticks(range(len(names)), shown if number == 0 else [""] * len(names))
             axes.set_xlabel(printable(metric), labelpad=6)
@@ -186,14 +186,14 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
     # the size of a cell follows from the longest text inside; long names of columns are turned upright
     lines = max((len(cell.lines) for cell in inside), default=1)
     letters = max((len(line) for cell in inside for line in cell.lines), default=1)
-    wide, high = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE_HEIGHT * lines)
+    cell_width, cell_height = max(26, 12 + _NAME_CHAR * letters), max(26, 8 + _LINE_HEIGHT * lines)
     names = [[_cut(name, _CELL_CHARS) for name in side] for side in (rows, columns)]
     left, below = 40 + _NAME_CHAR * max(map(len, names[0])), 44.0
-    turned = _NAME_CHAR * max(map(len, names[1])) > wide  # names of columns
+    turned = _NAME_CHAR * max(map(len, names[1])) > cell_width  # names of columns
     below += _NAME_CHAR * max(map(len, names[1])) if turned else 0
-    width, height = left + wide * len(columns) + 8, below + high * len(rows) + 4
+    width, height = left + cell_width * len(columns) + 8, below + cell_height * len(rows) + 4
     with _drawing(width / 72, height / 72) as figure:
-        axes = _axes(figure, left, below, wide * len(columns), high * len(rows))
+        axes = _axes(figure, left, below, cell_width * len(columns), cell_height * len(rows))
         axes.set_xlim(0, len(columns))
         axes.set_ylim(len(rows), 0)
         for cell in inside:
@@ -202,7 +202,8 @@ def cells(rows: Sequence[str], columns: Sequence[str], inside: Sequence[Cell], *
             axes.add_patch(Rectangle((cell.column, cell.row), 1, 1, fc=face, **style))
             ink = _INK["text" if not cell.level else "ground"]
             for number, line in enumerate(cell.lines):
-                middle = cell.row + 0.5 + (number - (len(cell.lines) - 1) / 2) * _LINE_HEIGHT / high + 4 / high
+                offset = (number - (len(cell.lines) - 1) / 2) * _LINE_HEIGHT / cell_height  # from the middle line
+                middle = cell.row + 0.5 + offset + 4 / cell_height
                 axes.text(cell.column + 0.5, middle, printable(line), ha="center", color=ink)
         axes.set_xticks([column + 0.5 for column in range(len(columns))], names[1], rotation=90 if turned else 0)
         axes.set_yticks([row + 0.5 for row in range(len(rows))], names[0])

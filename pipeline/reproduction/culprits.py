@@ -264,7 +264,7 @@ def culprit(evidence: Evidence) -> Culprit:
             return Culprit.SCHEDULE
         # a random state that another rank lacks shows only one step later in the loss of rank 0
         return Culprit.RANDOM if evidence.ranks > 1 else Culprit.OPTIMIZER
-    # no distance that tells: by what checkpoint and code lack
+    # the distance doesn't tell: decide by what the checkpoint and the code lack
     if OPTIMIZER in lacks and not shows_at_once:
         return Culprit.OPTIMIZER_AND_RANDOM if RANDOM in lacks else Culprit.OPTIMIZER
     if differs_at is None and evidence.tensors_differ:

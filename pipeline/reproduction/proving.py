@@ -92,7 +92,7 @@ def prove(
     """
     runs_dir, settings = work / "runs", checkpoints.settings_of(folder.path)
     resumes = settings is not None and settings.resumes
-    awaits_checkpoint = True
+    awaits_checkpoint = True  # at first it isn't known whether the script saves any
     steps = {row.step for row in metrics_file.rows(folder.path / run_folder.METRICS)}
     for factor in _SHARE_FACTORS:
         timed = _repetition(runs_dir) or folder  # the repetition before shows best how long one takes now
@@ -128,6 +128,7 @@ def prove(
 
 
 def _repetition(runs_dir: Path) -> RunFolder | None:
+    """Return the finished repetition, if there is one."""
     return next((RunFolder(path.parent) for path in runs_dir.glob(f"*/{run_folder.RESULT}")), None)
 
 
