@@ -264,13 +264,13 @@ def _grid(groups: Sequence[Group], by: str, direction: str | None) -> Grid | Non
     means = [item.mean for item in statistics if item is not None]
     cells = []
     for group, item, (row, column) in zip(groups, statistics, positions, strict=True):
-        level, figure = None, "-"
+        level, mean_text = None, "-"
         if item is not None:
             share = (item.mean - min(means)) / ((max(means) - min(means)) or 1.0)
             level = min(LEVELS - 1, int(LEVELS * (1 - share if direction == MINIMIZE else share)))
-            figure = with_spread(item.mean, item.std, by)
-        title = f"{group.label} {group.title}: {by} {figure}"
-        cells.append(Cell(row=row, column=column, lines=(group.label, figure), level=level, title=title))
+            mean_text = with_spread(item.mean, item.std, by)
+        title = f"{group.label} {group.title}: {by} {mean_text}"
+        cells.append(Cell(row=row, column=column, lines=(group.label, mean_text), level=level, title=title))
     names = short_field_names(fields)
     texts = [tuple(f"{value:.10g}" if isinstance(value, float) else value or "-" for value in side) for side in choices]
     about = (names[fields[0]], names[fields[1]], by)
