@@ -324,14 +324,14 @@ class KubernetesScheduler(Scheduler):
 
     def poll(self, job: GrantedJob, before: JobState | None = None) -> JobState:
         try:
-            value, pods = self.api.get(job.id), [pod_of(pod) for pod in self.api.pods(job.id)]
+            shown, pods = self.api.get(job.id), [pod_of(pod) for pod in self.api.pods(job.id)]
         except UnansweredError as error:
             words, outcome = f"waiting for {job.title}: {error.what}", Outcome(text=error.what)
             return JobState(is_unanswered=True, words=words, remains=error.what, outcome=outcome)
         # events explain why pods don't start; later nobody needs them
         is_starting = not job.is_started and sum(pod.phase == "Running" for pod in pods) < job.nnodes
         warnings = self.api.warnings(job.id) if is_starting else []
-        return _state_of(job, value, pods, before, self.api.kubectl, warnings)
+        return _state_of(job, shown, pods, before, self.api.kubectl, warnings)
 
     def cancel(self, job: GrantedJob) -> None:
         self.api.delete(job.id)
@@ -361,17 +361,17 @@ class _PodsState(JobState):
 def _state_of(
     job: GrantedJob,
     shown: Object | None,
-    now: Sequence[Pod],
+    pods_now: Sequence[Pod],
     before: JobState | None,
     kubectl: str,
     warnings: Sequence[str],
 ) -> _PodsState:
-    """Return the state of ``job``, which the API shows as ``shown`` (None: no such job) with the pods ``now``.
+    """Return the state of ``job``, which the API shows as ``shown`` (None: no such job) with the pods ``pods_now``.
 
     ``before``: an earlier state. ``warnings``: events about the job, the newest last.
     """
     seen = before.pods if isinstance(before, _PodsState) else ()
-    pods = tuple({pod.uid: pod for pod in (*seen, *now)}.values())
+    pods = tuple({pod.uid: pod for pod in (*seen, *pods_now)}.values())
     # what the agents have reported: the nodes' names (pod name → pod0, …), and when the newest start ended on them
     facts = job.folder.facts(job.restart, job.nnodes)
     labels = {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == job.nnodes}
@@ -379,28 +379,28 @@ def _state_of(
     reports = [job.folder.end_of(number, run_ids[-1]) for number in range(job.nnodes)] if run_ids else []
     end_times = {name: report.now for name, report in zip(labels, reports, strict=False) if report is not None}
     # the pod that ended first has caused the end of the others
-    outcome = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), now, labels)
-    silent = [pod for pod in now if pod.phase == "Succeeded" and pod.name not in end_times]
+    outcome = why_it_ended(sorted(pods, key=lambda pod: end_times.get(pod.name, math.inf)), pods_now, labels)
+    silent = [pod for pod in pods_now if pod.phase == "Succeeded" and pod.name not in end_times]
     why_gone = outcome.text or (f"{silent[0].title} ended without a word" if silent else "")
     is_deleted = shown is None or bool(shown["metadata"].get("deletionTimestamp"))
     has_ended = shown is None or is_over(shown)
     # one pod that has ended or will end is enough: the ranks can't go on without it
-    is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in now)
+    is_broken = any(pod.taken or pod.code or pod.leaving or pod.phase in ("Failed", "Succeeded") for pod in pods_now)
     over = has_ended or is_broken or bool(outcome.text)
-    error = _ended_early(job, shown, now, outcome, kubectl) if over and not job.is_started else None
+    error = _ended_early(job, shown, pods_now, outcome, kubectl) if over and not job.is_started else None
     if is_deleted:
         outcome = Outcome(text=f"{job.title} was deleted", hint="the same command creates another one")
         why_gone = f"was taken away: {job.title} was deleted"
     suspended = conditions(shown or {}).get("Suspended")
-    why = suspended or waiting(now, job.nnodes, warnings)
+    why = suspended or waiting(pods_now, job.nnodes, warnings)
     words, hint = f"waiting for {job.title}: {why}", "" if suspended else help_for(why)
-    remaining = ", ".join(pod.title for pod in now)
+    remaining = ", ".join(pod.title for pod in pods_now)
     return _PodsState(
         words=words,
         warning=f"{words}; {hint}" if hint else "",
         is_running=not over,
         is_over=over,
-        is_idle=has_ended or not any(pod.phase == "Running" for pod in now),
+        is_idle=has_ended or not any(pod.phase == "Running" for pod in pods_now),
         # A node without a report, or ended by a signal from outside, was lost; the API will soon tell why.
         is_settled=bool(outcome.text) or all(report is not None and not report.was_terminated for report in reports),
         why_gone=why_gone,
