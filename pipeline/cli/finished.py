@@ -40,7 +40,7 @@ def title(current: Session, verb: str) -> str:
 def is_fetched(current: Session) -> bool:
     """Whether the data and the initial weights are on this computer."""
     weights = current.initial_weights
-    return current.pack is not None and (weights is None or weights.url is None)  # a URL has still to be downloaded
+    return current.pack is not None and (weights is None or weights.url is None)  # with a URL: not downloaded yet
 
 
 def is_trained(current: Session) -> bool:

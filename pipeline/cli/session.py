@@ -135,11 +135,10 @@ class Session:
 
     @property
     def _composed_words(self) -> tuple[str, ...]:
-        """The overrides to compose. Those of a repetition about the cluster are for the training that it starts, and
-        the run's own program is not composed here.
-        """
+        """The overrides to compose."""
         if self.invocation.verb not in ("reproduce", "prove"):
             return self.invocation.overrides
+        # these are passed on to the training that repeats the run; here nothing is known of its program
         of_repetition = ("cluster.", "program.ignore_metrics=")
         return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith(of_repetition))
 

@@ -1,6 +1,6 @@
-"""The typed configuration of a run (``RunConfig``), which ``build`` makes of a composed one and checks as a whole.
+"""The typed configuration of a run (``RunConfig``): ``build`` checks a composed configuration and makes it of that.
 
-Nothing is written, and only files are read: the hostfile, a script, a user's own classes.
+Nothing is written; read are only the hostfile, a script and a user's own classes.
 """
 
 from __future__ import annotations

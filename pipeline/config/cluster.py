@@ -1,4 +1,4 @@
-"""The cluster of a run: ``build_cluster`` checks the section ``cluster`` and makes a ``Cluster`` with its hosts of it.
+"""The cluster of a run: ``build_cluster`` checks the section ``cluster`` and returns a ``Cluster`` with its hosts.
 
 Hosts are this computer, named hosts (``cluster.hosts``, a hostfile), or nodes that a scheduler grants. None is asked.
 """

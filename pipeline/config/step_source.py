@@ -59,7 +59,7 @@ _UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
 
 
 def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
-    """Return the configuration with the path of the output in place of ``step:NAME``, and the step; else (same, None).
+    """Return the configuration with the output's path in place of ``step:NAME``, and the step, or None without one.
 
     Raises UsageError: the step can't be made with these settings, or has no such output.
     """

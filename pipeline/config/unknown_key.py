@@ -118,7 +118,7 @@ class UnknownKeyError(UsageError):
         return (f"did you mean {self.meant}? " if self.meant else "") + self._valid(key)
 
     def _alias(self) -> str | None:
-        """Return the name here of what other tools call so (with a value: ``trainer.precision=fp16`` for ``fp16``).
+        """Return Paceline's name for a name of other tools, or with a value: ``trainer.precision=fp16`` for ``fp16``.
 
         Otherwise return a field of any group whose last part is the key's: ``optimizer.lr`` for ``lr``.
         """

@@ -316,7 +316,7 @@ def clean_steps(current: Session) -> None:
 
 
 def clean_hosts(current: Session) -> None:
-    """Remove what ended attempts have left on hosts. Raises UsageError: they work in the run folder; HostError."""
+    """Remove what ended attempts have left on hosts. Raises UsageError: the hosts share the run folder; HostError."""
     config = current.config
     if launchers.capabilities(config.cluster).shares_run_dir:
         raise UsageError(

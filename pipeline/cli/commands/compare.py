@@ -65,7 +65,7 @@ def chosen_runs(current: Session, keys: Sequence[str]) -> list[ComparedRun]:
 
 
 def sweep_with_runs(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
-    """Return the sweep whose name begins so (None: the newest), and its trials' run folders. Raises UsageError."""
+    """Return the sweep whose name begins with ``name`` (None: the newest), and its run folders. Raises UsageError."""
     sweep = folders.find(runs_dir, name)
     trial_folders = [RunFolder(runs_dir / trial.key) for trial in sweep.read_begun().trials]
     return sweep, [folder for folder in trial_folders if index.is_run(folder)]

@@ -33,7 +33,7 @@ def sync(current: Session) -> None:
     """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
     sends_data = current.invocation.is_on("data") or "data" not in current.invocation.options
     with Interruptible() as signals, closing(hosts.remote_launcher(current.config.cluster.with_spares)) as launcher:
-        signals.left = "; hosts that have everything keep it, and the same command continues"  # the message of Ctrl-C
+        signals.left = "; hosts that have everything keep it, and the same command continues"  # printed after Ctrl-C
         lock_file = launcher.lock_file
         if not (sends_data or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")
@@ -60,7 +60,8 @@ def _pack(current: Session) -> PackSource | None:
 
 def stop(current: Session) -> None:
     """End a run on all of its hosts: the one that a key or the words name, else the only one in progress."""
-    by_key = current.invocation.options.get("run", LAST) != LAST  # for "last" too: the newest run may have ended
+    # "last" doesn't name a run here: the newest run may have ended while another one is in progress
+    by_key = current.invocation.options.get("run", LAST) != LAST
     by_words = not by_key and not all(word.startswith("paths.") for word in current.invocation.overrides)
     runs_dir = current.config.runs_dir
     folder = current.folder() if by_key or by_words else index.only_under_way(runs_dir, "stop")
@@ -140,7 +141,7 @@ class HostQueue:
 
     hosts: Sequence[str]
     computing: Sequence[Computing]
-    processes: Sequence[str]  # a line about each process on a GPU that a run with these words would use, but of no run
+    processes: Sequence[str]  # a line per process of no run, on a GPU that a run with these words would use
     waiting: Sequence[HostWait]
 
 

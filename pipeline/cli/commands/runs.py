@@ -385,7 +385,7 @@ def _hosts(row: RunRow) -> str:
 
 
 def _difference_cells(runs: Sequence[ListedRun]) -> list[str]:
-    """Return the cell of each run: its remarks, then in what it differs from the others, without what its name says.
+    """Return the cell "differs" of each run: its remarks, then its differences from the others that its name lacks.
 
     It may differ in its description (``what``: data set, model and optimizer; a script's file) and in its fields.
     """

@@ -88,7 +88,7 @@ def under_way(runs_dir: Path) -> list[str]:
 
 
 def log_of(current: Session, name: str) -> Path:
-    """Return the newest log of a step: a current or failed run has one beside the outputs, a made step among them.
+    """Return the newest log of a step: of its current or failed run, else the one among its outputs.
 
     Raises UsageError: there is no such step, or no log.
     """

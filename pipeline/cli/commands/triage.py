@@ -99,9 +99,8 @@ def examine(folder: RunFolder, runs_dir_words: Sequence[str] = ()) -> Triage:
     host, error = errors[0] if errors else (host_in_message, None)
     rank = error.rank if error else None
     places = [f"{name} rank {one.rank}" for name, one in errors]
-    if hung := _HUNG.search(
-        failed
-    ):  # the errors are of the other ranks, which were ended because of the one that hangs
+    # if a rank hangs, the errors are those of the other ranks, which were ended because of it
+    if hung := _HUNG.search(failed):
         host, rank = hung["host"], int(hung["rank"])
         places = [f"{host} rank {rank}"]
     frames = without_message(error.traceback, error.message) if error else ""
