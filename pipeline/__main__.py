@@ -87,10 +87,7 @@ def refuse_another_clone() -> None:
 
 
 def checked_words() -> tuple[str, ...]:
-    """Return the typed overrides, and put them into sys.argv in the form that Hydra accepts.
-
-    Ends the command with `doit train`'s message if an override is wrong.
-    """
+    """Return the typed overrides after putting them into Hydra's form in sys.argv; end the command if one is wrong."""
     try:
         typed = composing.read_flags(sys.argv[1:])
         flags = [word for word in sys.argv[1:] if word not in typed.words]

@@ -163,12 +163,10 @@ def _line_options() -> list[tuple[str, str]]:
 
 
 def _page_of(lines: Iterable[str]) -> str:
-    """Wrap the sentences of a page at the terminal's width, and join its lines.
-
-    Indented lines stay: tables are wrapped already, and commands should be copied as they are.
-    """
+    """Wrap the sentences of a page at the terminal's width, and join its lines."""
     wrapped = list[str]()
     for line in lines:
+        # indented lines are tables, which are wrapped already, and commands, which users copy
         stays = not line or line.startswith((" ", "usage: "))
         wrapped += [line] if stays else textwrap.wrap(line, _width())
     return "\n".join(wrapped)

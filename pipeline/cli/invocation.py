@@ -130,10 +130,7 @@ def verbosity() -> int:
 
 
 def without_verbosity(words: Sequence[str]) -> tuple[int | None, list[str]]:
-    """Return the last verbosity among the words (None without one), and the words without verbosity options.
-
-    An option with an unknown level stays among the words; it is refused later.
-    """
+    """Return the last verbosity among the words (None without one), and the words without verbosity options."""
     level, other_words, remaining = None, list[str](), [*words]
     while remaining:
         word = remaining.pop(0)
@@ -141,7 +138,7 @@ def without_verbosity(words: Sequence[str]) -> tuple[int | None, list[str]]:
             level = int(attached[1])
         elif word in ("-v", "--verbosity") and remaining and remaining[0] in ("0", "1", "2"):
             level = int(remaining.pop(0))
-        else:
+        else:  # also -v with a wrong level, which is refused later
             other_words.append(word)
     return level, other_words
 

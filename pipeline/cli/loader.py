@@ -149,10 +149,7 @@ def _dodo_file(options: Mapping[str, Any]) -> Path:
 
 
 def _start_with_overrides() -> None:
-    """Translate flags, a run's key and a torchrun command line into overrides; restart doit with them if there are any.
-
-    doit has copied sys.argv before it creates this loader, so a change of sys.argv alone would come too late.
-    """
+    """Translate flags, a run's key and a torchrun command line into overrides; if there are any, restart doit."""
     words, notes = invocation.flags_as_words(sys.argv[1:]), list[str]()
     if "torchrun" in words or "run" in words:
         from pipeline.config.overrides import torchrun_line  # imports the settings of scripts
@@ -162,6 +159,7 @@ def _start_with_overrides() -> None:
     if words != sys.argv[1:]:
         for line in notes:
             note(line)
+        # doit copied sys.argv before it created this loader, so a change of sys.argv alone would come too late
         sys.argv[1:] = words
         raise Exit(doit_cmd.DoitMain().run(words))
 

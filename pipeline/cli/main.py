@@ -116,10 +116,7 @@ def init(words: Sequence[str]) -> str:
 
 
 def _init_around(folder: Path) -> str:
-    """Make a project of a folder that has files already; the only one of them that changes is pyproject.toml.
-
-    Raises UsageError: it is a project already, or its pyproject.toml has other tables of doit.
-    """
+    """Make a project of a folder with files; of these only pyproject.toml changes. Raises UsageError: it is one."""
     pyproject, dodo = folder / "pyproject.toml", folder / "dodo.py"
     existing_text = pyproject.read_text("utf-8") if pyproject.exists() else ""
     if dodo.exists() or "[tool.doit" in existing_text:

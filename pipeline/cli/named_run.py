@@ -135,10 +135,7 @@ def _composed(folder: RunFolder, invocation: Invocation) -> Section:
 
 
 def _refuse_unreachable(folder: RunFolder, invocation: Invocation, launcher: str, typed: Collection[str]) -> None:
-    """Raise UsageError if conf/ and the typed words can't reach the run's hosts as its own words did.
-
-    The run was started by another launcher, or with connection settings that are not among the ``typed`` names.
-    """
+    """Raise UsageError if the run was started by another launcher, or with connection settings not ``typed``."""
     # the error proposes the cluster words of the run's own command
     words = [word for word in folder.overrides() if word.lstrip("+~").startswith("cluster")]
     same_words = " ".join(shlex.quote(hide(word)) for word in words if word.isprintable())

@@ -134,10 +134,7 @@ def _ensure_loader() -> None:
 
 
 def _action(do: Callable[[], Any]) -> Callable[[], Any]:
-    """Return ``do`` as an action of a doit task: it returns errors as doit wants them.
-
-    A mapping that ``do`` returns is passed on: doit keeps it for other tasks (``getargs``).
-    """
+    """Return ``do`` as an action of a doit task, which returns errors as doit wants them."""
 
     def run() -> Any:
         try:
@@ -156,7 +153,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
             message = unexpected.error_message(error)
             answer_with_error(error, message)
             return TaskError(message)
-        return values if isinstance(values, dict) else None
+        return values if isinstance(values, dict) else None  # doit keeps a mapping for other tasks (getargs)
 
     return run
 

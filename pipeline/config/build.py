@@ -225,10 +225,7 @@ def _check_together(
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
-    """Raise UsageError if the ranks can't share the global batch evenly, or can't keep the promise of trainer.shards.
-
-    That is: equal weights on any number of ranks and hosts. The error names numbers that work, or what to change.
-    """
+    """Raise UsageError if ranks can't share the global batch evenly, or trainer.shards can't give equal weights."""
     try:
         trainer.check_ranks(cluster.world_size)
     except node.ConfigError as error:

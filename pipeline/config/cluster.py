@@ -303,10 +303,8 @@ def parse_ssh(text: str, source: str) -> list[HostConfig]:
 
 
 def parse_mpi(text: str, source: str) -> list[HostConfig]:
-    """Return the hosts of a hostfile for Open MPI or MPICH, with the slots of equal lines added up. Raises UsageError.
-
-    Batch systems list a host once for each slot.
-    """
+    """Return the hosts of a hostfile for Open MPI or MPICH. Raises UsageError."""
+    # name → slots of each line with it, which are added up: batch systems list a host once for each slot
     slots: dict[str, list[int | None]] = {}
     for number, words in _lines(text, source):
         name, count = _mpi_line(words, f"{source}:{number}")

@@ -136,10 +136,8 @@ class CompositionFailure:
         return Word.of(self.overrides[-1] if self.overrides else "conf/config.yaml")
 
     def files(self) -> Iterator[ConfigFile]:
-        """Yield the files that may be at fault: the one named in the error, the culprit's option, the own defaults.
-
-        An error about an option doesn't say which of these files chooses it.
-        """
+        """Yield the files that may be at fault: the one named in the error, the culprit's option, the own defaults."""
+        # an error about an option doesn't say which of these files chooses it
         own_files = conf_files.own_files()
         names = _IN_FILE.findall(self.text)[:1]  # GROUP/OPTION
         group, equals, option = self.culprit.text.lstrip("+").partition("=")

@@ -88,10 +88,7 @@ def check_step(step: str, target: str, args: Mapping[str, Any], root: Path) -> N
 
 
 def _descriptions(targets: Mapping[str, str], root: Path, python_path: Sequence[str]) -> dict[str, TargetDescription]:
-    """Return field → description of its class or function, as far as this computer can describe them.
-
-    Raises UsageError: one is missing or not callable, or its module can't be imported.
-    """
+    """Return field → description of its target, as far as this computer can tell. Raises UsageError: it is unusable."""
     for field, target in targets.items():
         _refuse_missing_module(f"{field}={target}", target.partition(":")[0], root, python_path)
     by_target = _describe(sorted({*targets.values()}), root, python_path) if targets else {}

@@ -132,12 +132,9 @@ def _refuse_words_of_the_classifier(words: Sequence[str]) -> None:
 
 
 def _refuse_unused_seed(words: Sequence[str], resolved: Mapping[str, Any]) -> None:
-    """Raise UsageError for ``seed=…`` if the script never gets the seed, because all seeds would give equal runs.
-
-    A script gets it by the placeholder {seed}, or by the interpolation ${seed}.
-    """
+    """Raise UsageError for ``seed=…`` if the script never gets the seed, because all seeds would give equal runs."""
     section = resolved[programs.SECTION]
-    # ${seed} is replaced by now, so a value that ends in =SEED or is SEED is taken for it
+    # it gets it by {seed}, or by ${seed}, which is replaced by now: a value that is SEED or ends in =SEED
     seed, values = str(resolved["seed"]), [section.get("args"), section.get("env"), resolved["cluster"].get("env")]
     gets_seed = names_seed(section) or any(f"={value}".endswith(f"={seed}") for _, value in leaves(values))
     for word in words:

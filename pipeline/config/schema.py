@@ -227,10 +227,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
-    """Raise UsageError for control characters, which no name, path or address can have.
-
-    Texts in ``program.args`` may have them, and values of ``env`` are checked separately.
-    """
+    """Raise UsageError for control characters outside of ``program.args``; values of ``env`` are checked separately."""
     for name, value in _outside_env(resolved):
         if not isinstance(value, str):
             continue

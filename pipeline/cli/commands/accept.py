@@ -32,10 +32,7 @@ _MUST_BE_NAMED = ("config", "data", "topology")
 
 
 def accept(current: Session) -> None:
-    """Accept a finished run for the run of the overrides, or with --undo withdraw that.
-
-    Raises UsageError, PacelineError: there is nothing to accept, or the finished run must be named.
-    """
+    """Accept a finished run for that of the overrides, or withdraw that (--undo). Raises UsageError, PacelineError."""
     current.refuse_data()
     run = current.run
     if run is None:
@@ -89,10 +86,7 @@ def _undo(run: Run) -> RunFolder:
 
 
 def _find_base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
-    """Return the finished run to accept, its key, and the differences of ``run`` from it.
-
-    Raises PacelineError, UsageError: no run fits, or it is doubtful which one is meant.
-    """
+    """Return the finished run to accept, its key, and how ``run`` differs from it. Raises PacelineError, UsageError."""
     runs_dir, typed_key = current.config.runs_dir, current.invocation.options.get("run")
     if typed_key is not None:
         base = index.find(runs_dir, typed_key)

@@ -258,10 +258,7 @@ Table = tuple[list[str], list[str]]  # the lines, and the titles of the columns 
 
 
 def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
-    """Return a heading line, the titles and a line for each run (at least one), in at most ``width`` columns.
-
-    The heading has what all listed runs share.
-    """
+    """Return a heading line, the titles and a line for each run (at least one), in at most ``width`` columns."""
     ranks, hosts = [run.row.nodes for run in runs], [_hosts(run.row) for run in runs]
     columns = _columns(
         runs,
@@ -270,9 +267,10 @@ def table(runs: Sequence[ListedRun], *, width: int, now: float) -> Table:
         hosts=hosts,
         differs=_difference_cells(runs),
     )
+    # what all listed runs share is in the heading, and needs no column
     shared = [values[0] for values in ([run.row.what for run in runs], ranks, hosts) if len({*values}) == 1]
     for title, values in (("ranks", ranks), ("hosts", hosts)):
-        if len({*values}) == 1:  # the heading has it
+        if len({*values}) == 1:
             columns.pop(title, None)
     heading = ": ".join(filter(None, (counted(len(runs), "run"), ", ".join(filter(None, shared)))))
     shown, left_out = _fit(columns, [width_of(_remarks(run)) for run in runs], width)

@@ -165,10 +165,8 @@ def _wait(folder: RunFolder | SweepFolder, name: str) -> None:
 
 
 def _polls(folder: RunFolder | SweepFolder) -> Iterator[None]:
-    """Yield twice a second until the run or sweep has ended.
-
-    After the command of a run was killed, its ranks go on until their lease ends; that is printed once.
-    """
+    """Yield twice a second until the run or sweep has ended."""
+    # after the command of a run was killed, its ranks go on until their lease ends, which is printed once
     is_reported = False
     while is_under_way(folder) or (isinstance(folder, RunFolder) and time.time() < may_go_on_until(folder)):
         if isinstance(folder, RunFolder) and not is_reported and not is_under_way(folder):

@@ -88,10 +88,7 @@ def under_way(runs_dir: Path) -> list[str]:
 
 
 def log_of(current: Session, name: str) -> Path:
-    """Return the newest log of a step: of its current or failed run, else the one among its outputs.
-
-    Raises UsageError: there is no such step, or no log.
-    """
+    """Return the newest log of a step: of its current or failed run, or among its outputs. Raises UsageError."""
     graph = current.steps
     graph.step(name)  # raises if there is no such step
     steps_dir = step_folders.steps_dir(graph.runs_dir)

@@ -164,12 +164,10 @@ def _parse_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:
 
 
 def _ask_torch(typed: Sequence[str], root: Path) -> dict[str, Any]:
-    """Have torch's own parser sort the words; return the answer of trainers/torchrun_options.py, which describes it.
-
-    Answers are cached, because an import of torch takes seconds.
-    """
+    """Have torch's own parser sort the words; return the answer of trainers/torchrun_options.py, which describes it."""
     program = HOME / "trainers/torchrun_options.py"
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads these
+    # cached, because an import of torch takes seconds
     try:
         made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
         cache, entry = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))

@@ -138,10 +138,8 @@ def for_project(words: Sequence[str], folder: Path, root: Path) -> tuple[str, ..
 
 
 def _workdir(words: Sequence[str], folder: Path, root: Path) -> list[str]:
-    """Return ``program.workdir=FOLDER`` if the words name a script and ``folder`` is a folder of the project.
-
-    A script that an experiment names keeps its working directory, so that it is the same run from every folder.
-    """
+    """Return ``program.workdir=FOLDER`` if the words name a script and ``folder`` is a folder of the project."""
+    # a script that an experiment names keeps its working directory, so that it is the same run from every folder
     scripts = [word.partition("=")[2].strip("'\"") for word in words if word.startswith(_NAMES_A_SCRIPT)]
     if not scripts or folder == root or not folder.is_relative_to(root):
         return []
