@@ -1,8 +1,4 @@
-"""The reader of encoded images (files, or rows of a table): makes a RawSet of an ImageSource.
-
-It first reads the header of every image, to choose a size and to find broken files before anything is written. Threads
-decode the images later, while ``packing`` writes the pack.
-"""
+"""The reader of encoded images: makes a RawSet of an ImageSource. Threads decode images while ``packing`` writes."""
 
 from __future__ import annotations
 
@@ -43,6 +39,7 @@ def raw_set(source: ImageSource, config: ImageFilesConfig, report: OnProgress) -
     """Read each image's header; choose size, channels, and whether the pack keeps the files. Raises DataError."""
     # a hold-out takes the place of the source's own test images
     names = [name for name in source.parts if name != "test" or not config.holdout]
+    # all headers first, so that broken files are found before anything is written
     surveys = {name: _survey(source, name, report) for name in names}
     height, width = image_sides("dataset.image_size", config.image_size) or _size(list(surveys.values()))
     channels = config.channels or (1 if all(survey.is_grey for survey in surveys.values()) else 3)

@@ -1,8 +1,7 @@
 """The data of a script: files and folders of any kind, named by the digest of their content.
 
 A script finds them by ``{data}`` in its arguments. Here they are one folder of links, ``script-<12 hex digits>`` in
-``paths.data``, from which launchers send the files to hosts. For a script it is what ``manifest.Pack`` is for the
-built-in trainer.
+``paths.data``, from which launchers send the files to hosts. (The built-in trainer has a ``manifest.Pack`` instead.)
 """
 
 from __future__ import annotations

@@ -66,6 +66,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
 
 
 def _run_in_order(graph: Graph, to_run: Collection[str], maker: _Maker, at_once: int) -> None:
+    """Run these steps, ``at_once`` at a time, each as soon as the steps that it needs are made."""
     order = TopologicalSorter({name: {*graph.step(name).upstream}.intersection(to_run) for name in to_run})
     order.prepare()
     ready, running = deque[str](), dict[Future[None], str]()
@@ -74,7 +75,7 @@ def _run_in_order(graph: Graph, to_run: Collection[str], maker: _Maker, at_once:
             while order.is_active():
                 ready += order.get_ready()
                 while ready and len(running) < at_once:
-                    graph.forget()
+                    graph.forget()  # steps that were made since have outputs now
                     status = graph.status(ready[0])  # raises if a required file has disappeared
                     running[pool.submit(maker.make, status)] = ready.popleft()
                 for future in wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED).done:

@@ -155,9 +155,7 @@ def _check_words(step: Step) -> None:
     for word in parts:
         for match in _PLACEHOLDER.finditer(word):
             _check_placeholder(step, word, match)
-    visible = [*parts, *map(str, step.args.values())]
-    if isinstance(step.command, str):
-        visible.append(step.command)
+    visible = (*parts, *map(str, step.args.values()), *([step.command] if isinstance(step.command, str) else []))
     for text in visible:
         if any(secret in text for secret in step.secrets):
             raise StepError(

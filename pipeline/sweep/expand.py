@@ -171,10 +171,7 @@ class TrialFactory:
         self._packs.clear()
 
     def trial(self, number: int, chosen: Overrides, overrides: Overrides) -> Trial:
-        """Configure a trial for the hosts of the first slot.
-
-        ``number`` counts from 0. ``chosen``: the ``overrides`` that distinguish the trial. Raises UsageError.
-        """
+        """Configure a trial for the first slot's hosts. ``chosen``: what distinguishes the trial. Raises UsageError."""
         try:
             return self._trial(number, chosen, overrides)
         except UsageError as error:

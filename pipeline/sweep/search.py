@@ -34,6 +34,7 @@ from pipeline.sweep.trial import Outcome, Trial
 from trainers.contract import run_folder
 
 _STUDY = "search"
+_LOCK_S = 60  # to wait while another process writes the study
 _SEEDS = 1_000_003  # a prime, so that small search seeds and trial numbers never give equal sampler seeds
 _STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED, TrialState.FAIL: State.FAILED}
 
@@ -50,7 +51,8 @@ class Suggestion:
 class SearchStudy:
     """A study with a fixed total of trials, created by ``open_study``.
 
-    Its numbers of trials aren't Optuna's if there are copies (see ``tell``): their attribute ``of`` is the number here.
+    The study may also hold copies (see ``tell``), whose attribute ``of`` is the number of the trial that they replace.
+    Numbers here don't count copies, so they may differ from Optuna's.
     """
 
     def __init__(self, study: optuna.Study, config: SearchConfig, space: SearchSpace, total: int) -> None:
@@ -79,7 +81,7 @@ class SearchStudy:
             trial = self._study.ask()
         self._live[number] = trial
         values = {name: _suggest(trial, name, item) for name, item in self._space.dimensions.items()}
-        if number == len(self._trials):
+        if number == len(self._trials):  # a new trial, which the study now has with its values
             self._trials.append(self._study.get_trials(deepcopy=False)[trial.number])
         return Suggestion(number=number, overrides=self._words(values))
 
@@ -141,7 +143,7 @@ def open_study(
     try:
         study = _study(config, folder, epochs)
         begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
-        _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
+        _refuse_changes(study, json.loads(json.dumps(made_of)), folder)  # as the study returns it: tuples are lists
     except UsageError:
         raise
     except Exception as error:  # sqlite, SQLAlchemy, Optuna and unpickling errors have no common class
@@ -166,7 +168,7 @@ def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
     database = tracking.sqlite_uri(folder / STUDY)
     return optuna.create_study(
         study_name=_STUDY,
-        storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),
+        storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": _LOCK_S}}),
         sampler=RandomSampler(seed=0),  # replaced for each trial
         pruner=_pruner(config, epochs),
         directions=[StudyDirection[goal.direction.upper()] for goal in objectives(config)],

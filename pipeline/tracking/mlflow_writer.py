@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class MlflowWriter:
     """Brings one MLflow run up to date, and keeps ``state`` (tracking.json) consistent with it.
 
-    ``run_dir_fd``: a descriptor of ``run_dir``. ``succeeded``: called after every answer of the store; may raise to end
-    the pass.
+    ``succeeded`` is called after every answer of the store, and may raise to end the pass.
     """
 
     def __init__(
@@ -67,13 +66,15 @@ class MlflowWriter:
 
     def _open(self, store: Store, progress: Progress) -> None:
         """Find or create the run in the store, and read from it which points it has."""
-        about = describe(self.run_dir, self.state.nonfinite)
+        description = describe(self.run_dir, self.state.nonfinite)
         experiment_id = store.experiment_id(self.state.experiment)
         # If this process dies before the second write of tracking.json, the run is found again by its tag. A creation
         # without an answer may have left a duplicate, for which `_complete` looks.
         was_unsure, self.state.unsure = self.state.unsure, True
         self.state.save(self._run_dir_fd)
-        run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
+        run = store.open_run(
+            experiment_id, description.key, self.state.token, self.state.run_id, description.name, description.start_ms
+        )
         self.state.unsure = was_unsure
         # the store has lost the run that tracking.json describes, so all is sent again
         if run.run_id != self.state.run_id:
@@ -91,23 +92,23 @@ class MlflowWriter:
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, progress.attempt
         self._succeeded()  # before the write: another run may have replaced the folder meanwhile
         self.state.save(self._run_dir_fd)
-        self._send_description(store, run, about, progress)
+        self._send_description(store, run, description, progress)
 
-    def _send_description(self, store: Store, run: StoredRun, about: Description, progress: Progress) -> None:
+    def _send_description(self, store: Store, run: StoredRun, description: Description, progress: Progress) -> None:
         """Send data and status now; parameters and tags follow with the first points."""
-        differing = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
-        self._params = {name: value for name, value in about.params.items() if name not in run.params}
-        self._tags = {} if progress.ended else dict(about.tags)  # after the end they are sent with the last points
+        differing = {name: value for name, value in description.params.items() if run.params.get(name, value) != value}
+        self._params = {name: value for name, value in description.params.items() if name not in run.params}
+        self._tags = {} if progress.ended else dict(description.tags)  # after the end the last points bring them
         # MLflow refuses to change a parameter, so a tag shows the new value
         if differing:
             changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differing.items())
-            self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
-        if about.data is not None and (about.data.name, about.data.digest) not in run.data:
-            store.log_data(run.run_id, about.data)
+            self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}  # MLflow takes no more
+        if description.data is not None and (description.data.name, description.data.digest) not in run.data:
+            store.log_data(run.run_id, description.data)
         self._name = run.name
-        if not progress.ended and (run.status, run.name) != ("RUNNING", about.name):
-            store.set_name(run.run_id, about.name, status="RUNNING")
-            self._name = about.name
+        if not progress.ended and (run.status, run.name) != ("RUNNING", description.name):
+            store.set_name(run.run_id, description.name, status="RUNNING")
+            self._name = description.name
         self._succeeded()
 
     def _log(self, store: Store, progress: Progress) -> None:
@@ -157,14 +158,14 @@ class MlflowWriter:
 
     def _complete(self, store: Store, progress: Progress) -> None:
         """Upload the files and set the final name and status, after the run's last point was sent."""
-        about = describe(self.run_dir, self.state.nonfinite)
+        description = describe(self.run_dir, self.state.nonfinite)
         self._upload(store, files_at_start(self.run_dir) + files_at_end(self.run_dir, progress.attempt))
         if self.state.unsure:
-            store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
+            store.remove_duplicates(str(self.state.experiment_id), description.key, self.state.token, self._run_id)
             self.state.unsure = False
-        if about.name != self._name:
-            store.set_name(self._run_id, about.name)
-            self._name = about.name
+        if description.name != self._name:
+            store.set_name(self._run_id, description.name)
+            self._name = description.name
         store.set_ended(self._run_id, str(progress.state), progress.end_ms)
         self._succeeded()
 

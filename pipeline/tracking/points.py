@@ -99,10 +99,7 @@ def next_mark(before: Mark | None, step: int) -> Mark:
 
 
 def key_of(name: str, keys: Mapping[str, str]) -> str:
-    """Return the MLflow key of a metric. Names that differ only in characters that MLflow refuses get different keys.
-
-    ``keys``: the keys of earlier names, by name.
-    """
+    """Return the MLflow key of a metric, unlike those of other names. ``keys``: earlier name → its key."""
     return keys.get(name) or distinct(mlflow_key(name), set(keys.values()))
 
 

@@ -38,14 +38,10 @@ _Result = TypeVar("_Result")
 
 
 class TrackerWriter:
-    """Brings one tracker other than MLflow up to date.
+    """Brings one tracker other than MLflow up to date, and keeps ``state`` (tracking.NAME.json) consistent with it.
 
-    Args:
-        run_dir_fd: a descriptor of ``run_dir``.
-        make: creates the tracker.
-        state: tracking.NAME.json; marked as done once the record is complete.
-        succeeded: called after every answer of the tracker; may raise to end the pass.
-        refuse_unwanted: called before the record begins; raises if nobody wants the record any more.
+    ``make`` creates the tracker. ``succeeded`` is called after every answer of the tracker, and may raise to end the
+    pass. ``refuse_unwanted`` is called before the record begins, and raises if nobody wants the record any more.
     """
 
     def __init__(
