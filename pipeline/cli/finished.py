@@ -94,7 +94,7 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
         return
     from pipeline.tracking.client import Recorder  # starts the recorder's process; rarely needed here
 
-    where = " and ".join(tracking.shown(to.uri) for to in missing)
+    where = " and ".join(tracking.public_uri(to.uri) for to in missing)
     note(f"{folder.key} is not (all) recorded in {where}: it is recorded now")
     with waiting(note, f"recording in {' and '.join(to.title for to in missing)}"):
         Recorder(folder.path, current.config, ROOT).finish(note)

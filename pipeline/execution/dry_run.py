@@ -179,7 +179,7 @@ def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -
         return PlannedTask("record", False, waits or "after evaluate")
     missing = [to for to in destinations if not to.is_recorded(run.folder.path)]
     if missing:
-        shown = " and ".join(tracking.shown(to.uri) for to in missing)
+        shown = " and ".join(tracking.public_uri(to.uri) for to in missing)
         return PlannedTask("record", False, f"not (all) recorded in {shown}")
     return PlannedTask("record", True, f"everything is in {' and '.join(to.title for to in destinations)}")
 

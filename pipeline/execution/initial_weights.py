@@ -31,7 +31,7 @@ from pipeline.core.locks import held
 from pipeline.core.processes.process import python_answer
 from pipeline.data.progress import reporting
 from pipeline.data.sources.download import DownloadRequest, retrieve
-from pipeline.data.sources.source import file_name, local_path, scheme, shown
+from pipeline.data.sources.source import file_name, local_path, scheme, without_login
 from pipeline.keys.installed import version
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
@@ -269,14 +269,14 @@ def fetch(url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False)
         outcome = retrieve(DownloadRequest(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
         if not isinstance(outcome, Path):  # the failures of all addresses
             raise DataError(
-                f"{setting}: {shown(url)} can't be had: {outcome[-1].text}",
+                f"{setting}: {without_login(url)} can't be had: {outcome[-1].text}",
                 hint="get the file by other means, then init.weights=<its path>",
             )
         wanted = _HASH.search(path.name) if hash_in_name else None
         if wanted and not sha256_file(outcome).startswith(wanted[1]):
             outcome.unlink()
             raise DataError(
-                f"{setting}: what came from {shown(url)} has another sha256 than its name says: {wanted[1]}…"
+                f"{setting}: what came from {without_login(url)} has another sha256 than its name says: {wanted[1]}…"
             )
         outcome.replace(path)
     return path

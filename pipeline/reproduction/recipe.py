@@ -212,7 +212,7 @@ def from_mlflow(run_id: str, uri: str, parent: Path, *, runs_dir: Path) -> RunFo
         UsageError: neither the store nor ``runs_dir`` has such a run, or it isn't one of Paceline's.
         PacelineError: the store doesn't answer, or the run has not finished.
     """
-    store = f"MLflow at {tracking.shown(uri)}"
+    store = f"MLflow at {tracking.public_uri(uri)}"
     database = tracking.sqlite_path(uri)
     if database is not None and not database.exists():
         raise UsageError(

@@ -9,15 +9,15 @@ from pipeline.tracking.destinations import (
     destinations,
     fetch_command,
     prepare_command,
+    public_uri,
     recorder_command,
     recorder_env,
     serve_command,
-    shown,
     sqlite_path,
     sqlite_uri,
 )
 
 __all__ = [
-    "NO_SUCH_RUN", "absolute_uri", "destinations", "fetch_command", "prepare_command",
-    "recorder_command", "recorder_env", "serve_command", "shown", "sqlite_path", "sqlite_uri",
+    "NO_SUCH_RUN", "absolute_uri", "destinations", "fetch_command", "prepare_command", "public_uri",
+    "recorder_command", "recorder_env", "serve_command", "sqlite_path", "sqlite_uri",
 ]  # fmt: skip

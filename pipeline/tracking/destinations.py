@@ -53,8 +53,8 @@ class TrackingState:
     # metric → lap and step of its last recorded point (``points.Mark``): a resumed attempt repeats earlier steps
     marks: dict[str, list[int]] = field(default_factory=dict)
     nonfinite: dict[str, str] = field(default_factory=dict)  # metric → its first non-finite value, in words
-    artifacts: dict[str, list[int]] = field(default_factory=dict)  # name → fingerprint of each uploaded file
-    inputs: dict[str, list[int]] = field(default_factory=dict)  # fingerprints of what the record was made from
+    artifacts: dict[str, list[int]] = field(default_factory=dict)  # name of each uploaded file → its stamp
+    inputs: dict[str, list[int]] = field(default_factory=dict)  # stamps of what the record was made from
     message: str = ""
     refused: bool = False  # a retry will fail with the same ``message`` until the user fixes the cause
     tracker: str | None = None
@@ -94,13 +94,13 @@ def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
     return state
 
 
-def fingerprints(run_dir: Path) -> dict[str, list[int]]:
+def input_stamps(run_dir: Path) -> dict[str, list[int]]:
     """Return name → [bytes, mtime in ns] of every file that a record is made from."""
     paths = (path for pattern in _INPUTS for path in sorted(run_dir.glob(pattern)) if path.is_file())
-    return {str(path.relative_to(run_dir)): fingerprint(path) for path in paths}
+    return {str(path.relative_to(run_dir)): stamp_of(path) for path in paths}
 
 
-def fingerprint(path: Path) -> list[int]:
+def stamp_of(path: Path) -> list[int]:
     """Return [bytes, mtime in ns]. Raises OSError."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
@@ -168,7 +168,7 @@ def redact(text: str) -> str:
     return hide(text, mlflow_secrets | secrets_of_environment(os.environ))
 
 
-def shown(uri: str) -> str:
+def public_uri(uri: str) -> str:
     """Return ``uri`` without a login, for files and messages. The result identifies the store."""
     return redact(recorder_env(uri)[URI_VARIABLE])
 
@@ -286,9 +286,9 @@ class Destination:
         With other settings it is another destination, so ``experiment`` has a digest of them. Logins don't count.
         """
         if self.settings == "{}":
-            return shown(self.uri), self.experiment
+            return public_uri(self.uri), self.experiment
         plain = json.dumps(without_secrets(json.loads(self.settings)), sort_keys=True)
-        return shown(self.uri), f"{self.experiment} {sha256_text(plain)[:12]}"
+        return public_uri(self.uri), f"{self.experiment} {sha256_text(plain)[:12]}"
 
     def is_recorded(self, run_dir: Path) -> bool:
         """Return True if tracking.json says that everything was recorded, and no file has changed since."""
@@ -297,7 +297,7 @@ class Destination:
         state = load(run_dir, self.tracker)
         if state is None or (state.state, state.uri, state.experiment) != (DONE, *self.identity):
             return False
-        return state.inputs == fingerprints(run_dir)
+        return state.inputs == input_stamps(run_dir)
 
 
 def destinations(section: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:

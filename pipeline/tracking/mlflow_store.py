@@ -22,7 +22,7 @@ from mlflow.exceptions import MlflowException
 
 from pipeline.core.locks import held
 from pipeline.tracking.description import DataInput
-from pipeline.tracking.destinations import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
+from pipeline.tracking.destinations import database_login, public_uri, recorder_env, redact, sqlite_path, sqlite_uri
 from pipeline.tracking.points import Point
 from pipeline.tracking.store_calls import (
     ANSWER_TIMEOUT_S,
@@ -129,7 +129,7 @@ class Store:
             self._client = cast(MlflowClient, Bounded(client)) if address.startswith("http") else client
             if database:
                 self._client.get_experiment("0")  # the client opens its database on the first call
-        self.name = shown(uri)
+        self.name = public_uri(uri)
 
     def experiment_id(self, name: str) -> str:
         """Find or create the experiment; for sqlite, its artifact folder lies next to the database."""

@@ -33,9 +33,9 @@ from pipeline.tracking.destinations import (
     has_credentials,
     is_here,
     prepare_command,
+    public_uri,
     recorder_env,
     redact,
-    shown,
     sqlite_path,
 )
 
@@ -75,7 +75,7 @@ def serve(
     opened; the server ends, doesn't answer, or has no run of a key.
     """
     if uri.startswith(("http://", "https://")):
-        url = shown(uri)
+        url = public_uri(uri)
         links = addresses(url, experiment, selection, uri)
         say("\n  ".join([f"the tracking server shows the runs itself: {url}", *links]))
         return
@@ -117,11 +117,11 @@ def _free_port(port: int | None) -> int:
 def prepare(uri: str, note: Callable[[str], None]) -> None:
     """Create the schema before the server's processes open the store. Raises PacelineError."""
     env = process.child_environment(recorder_env(uri))
-    with waiting(note, f"opening {shown(uri)}"):
+    with waiting(note, f"opening {public_uri(uri)}"):
         ended = process.run(prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
     if ended.code != 0:
-        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.code}"]
-        raise PacelineError(f"the store {shown(uri)} cannot be opened: {lines[-1]}")  # MLflow's traceback precedes it
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.code}"]  # the last one follows a traceback
+        raise PacelineError(f"the store {public_uri(uri)} cannot be opened: {lines[-1]}")
 
 
 def run_server(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core import program as programs
 from pipeline.runs import metrics_file
 from pipeline.tracking.description import Description, Progress, describe
-from pipeline.tracking.destinations import TrackingState, fingerprint, fingerprints
+from pipeline.tracking.destinations import TrackingState, input_stamps, stamp_of
 from pipeline.tracking.points import Chunk, Mark, Point, ReadPosition, final_points, mark_of, nonfinite, read_points
 from pipeline.tracking.sent_files import files_at_end, files_at_start, redacted
 from trainers.contract import run_folder
@@ -46,7 +46,7 @@ class MlflowWriter:
 
     def write(self, progress: Progress) -> None:
         """Make one pass. Raises StoreError."""
-        inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
+        inputs = input_stamps(self.run_dir)  # taken first, so that changes during the pass cause another one
         if self._store is None:
             from pipeline.tracking.mlflow_store import Store  # late import: mlflow takes seconds
 
@@ -171,7 +171,7 @@ class MlflowWriter:
 
     def _upload(self, store: Store, paths: Iterable[Path]) -> None:
         for path in paths:
-            name, current = path.relative_to(self.run_dir), fingerprint(path)
+            name, current = path.relative_to(self.run_dir), stamp_of(path)
             if self.state.artifacts.get(str(name)) != current:
                 folder = "logs" if path.suffix == ".log" else str(name.parent)
                 with redacted(path) as file:

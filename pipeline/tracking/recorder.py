@@ -22,7 +22,7 @@ from pipeline.core.errors import PacelineError, text_of
 from pipeline.core.locks import FileLock
 from pipeline.core.redact import secret_values
 from pipeline.tracking.description import Progress, describe, progress
-from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, fingerprints, load, redact
+from pipeline.tracking.destinations import PENDING, RECORDING, Destination, TrackingState, input_stamps, load, redact
 from pipeline.tracking.mlflow_writer import MlflowWriter
 from pipeline.tracking.points import Mark, ReadPosition, last_figures, read_points
 from pipeline.tracking.store_calls import Caller, StoreError
@@ -66,7 +66,7 @@ class TrackerWriter:
 
     def write(self, run: Progress) -> None:
         """Make one pass. Raises StoreError."""
-        inputs = fingerprints(self.run_dir)  # taken first, so that changes during the pass cause another one
+        inputs = input_stamps(self.run_dir)  # taken first, so that changes during the pass cause another one
         tracker = self._tracker_of_attempt(run)
         if not (tracker.live or run.ended):
             return

@@ -25,7 +25,7 @@ from pipeline.runs import index, journal
 from pipeline.runs.acceptance import by_this_user, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder, SweepRecord, TrialRecord
-from pipeline.tracking.destinations import DONE, PENDING, TrackingState, fingerprints
+from pipeline.tracking.destinations import DONE, PENDING, TrackingState, input_stamps
 from tests.integration import preloaded
 from tests.integration.commands import ROOT
 from tests.pipeline.conftest import Printed
@@ -137,7 +137,7 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
         RunFolder(tmp_path / accepted.short), by_this_user(accepted, key_of({**CONFIG, "seed": 1}, code=b"A = 1\n"), [])
     )
     for folder, state in ((pending, PENDING), (recorded, DONE)):
-        told = TrackingState(uri="u", experiment="e", token="t", state=state, inputs=fingerprints(folder.path))
+        told = TrackingState(uri="u", experiment="e", token="t", state=state, inputs=input_stamps(folder.path))
         write_json(folder.path / "tracking.json", asdict(told))
 
     said = clean("older_than=5", "yes=1").splitlines()

@@ -5,7 +5,7 @@ from sqlalchemy.engine import make_url
 
 from pipeline import tracking
 from pipeline.core.errors import UsageError
-from pipeline.tracking.destinations import database_login, redact, shown, sqlite_path
+from pipeline.tracking.destinations import database_login, public_uri, redact, sqlite_path
 from pipeline.tracking.store_calls import explained, plain_reason
 
 ROOT = Path("/proj")
@@ -105,8 +105,8 @@ def test_what_is_shown_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redact("401 for t0ken at http://a:b@c@host/x and https://host") == (
         "401 for *** at http://***@host/x and https://host"
     )
-    assert shown("http://ann:pw@host:5000") == shown("http://host:5000") == "http://host:5000"
-    assert shown("postgresql://u:pw@h/db") == "postgresql://***@h/db"
+    assert public_uri("http://ann:pw@host:5000") == public_uri("http://host:5000") == "http://host:5000"
+    assert public_uri("postgresql://u:pw@h/db") == "postgresql://***@h/db"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from pipeline.runs.result import AlteredError
 from pipeline.steps import graph as steps
 from pipeline.steps import step_folders
 from pipeline.sweep.folder import FOLDER, SweepFolder
-from pipeline.tracking.destinations import DONE, fingerprints, load, trackers_of
+from pipeline.tracking.destinations import DONE, input_stamps, load, trackers_of
 from trainers.contract import run_folder
 
 _DAY_S = 86_400.0
@@ -142,7 +142,7 @@ def objection(folder: RunFolder, row: RunRow, needs: Mapping[str, str], *, resul
     was_sent = (folder.path / run_folder.TRACKING).exists()
     in_mlflow = was_sent or (folder.read_json(run_folder.RESULT) or {}).get("mlflow_run_id") is not None
     records = {name: load(folder.path, name) for name in [*([None] if in_mlflow else []), *trackers_of(folder.path)]}
-    inputs = fingerprints(folder.path)
+    inputs = input_stamps(folder.path)
     missing = [
         name or "MLflow"
         for name, record in records.items()

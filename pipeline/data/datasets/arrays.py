@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.sources.download import DownloadRequest, download
-from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources.source import file_name, local_path, refuse_special, without_login
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     origin = str(path)
     if path is None:
         request = DownloadRequest(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
-        path, origin = download(config, request, work.folder, work.report), shown(source)
+        path, origin = download(config, request, work.folder, work.report), without_login(source)
     made = raw_set(path, source="arrays of a .npz file", origin=origin)
     return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress
-from pipeline.data.sources.source import shown
+from pipeline.data.sources.source import without_login
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def download(config: DatasetConfig, request: DownloadRequest, folder: Path, repo
 
 def unreachable(config: DatasetConfig, name: str, failures: Sequence[TransferError]) -> DataError:
     """Return an error that lists the failure of every address, with a hint of three ways out."""
-    lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
+    lines = "".join(f"\n  {without_login(failure.url)}: {failure.text}" for failure in failures)
     return DataError(
         f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",
         hint=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "

@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError
 from pipeline.data.base import Workspace
 from pipeline.data.progress import require_room, room
 from pipeline.data.sources.download import DownloadRequest, download
-from pipeline.data.sources.source import WEB, ObjectStore, file_name, local_path, refuse_special, scheme, shown
+from pipeline.data.sources.source import WEB, ObjectStore, file_name, local_path, refuse_special, scheme, without_login
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files per request to a driver
@@ -53,7 +53,7 @@ def one_file(config: DatasetConfig, work: Workspace, expected: str, suffix: str)
     name = file_name(source)
     if not name.endswith(suffix):
         return None
-    return Fetched(_download(config, source, name, work), shown(source))
+    return Fetched(_download(config, source, name, work), without_login(source))
 
 
 def get_folder(config: DatasetConfig, work: Workspace, expected: str, suffixes: tuple[str, ...]) -> Fetched:
@@ -62,7 +62,7 @@ def get_folder(config: DatasetConfig, work: Workspace, expected: str, suffixes: 
     if path is not None and path.is_dir():
         return Fetched(path, str(path))
     source = config.source or ""
-    origin = str(path) if path is not None else shown(source)
+    origin = str(path) if path is not None else without_login(source)
     name = path.name if path is not None else file_name(source)
     # an address without the name of an archive is a folder in an object store
     is_archive = name.endswith(ARCHIVES)

@@ -12,7 +12,7 @@ from pipeline.core.files import sha256_file
 from pipeline.data.base import Workspace
 from pipeline.data.sources import folder as folders
 from pipeline.data.sources.download import DownloadRequest, download, retrieve, unreachable
-from pipeline.data.sources.source import file_name, local_path, refuse_special, shown
+from pipeline.data.sources.source import file_name, local_path, refuse_special, without_login
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Off
     if config.source is None:
         folder, origin = _download_official(config, catalogue, work), "official addresses"
     elif path is None:
-        folder, origin = _download_from(config.source, config, catalogue, work), shown(config.source)
+        folder, origin = _download_from(config.source, config, catalogue, work), without_login(config.source)
     else:
         folder, origin = path if path.is_dir() else _unpack(path, catalogue, work), str(path)
     layout, folder = _most_complete_layout(folder, config, catalogue)

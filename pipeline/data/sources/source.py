@@ -85,7 +85,7 @@ def walked(folder: Path, parents: tuple[str, ...] = ()) -> Iterator[Path]:
                 yield path
 
 
-def shown(url: str) -> str:
+def without_login(url: str) -> str:
     """Return the address without user, password, query and fragment, which may hold secrets (signed URLs)."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -106,9 +106,8 @@ def protocol(url: str) -> str:
 def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
     """Return the filesystem of an address, and the path in it. Raises DataError that names the setting."""
     if protocol(url) in _LOGINS and "@" in urlsplit(url).netloc:
-        raise DataError(
-            f"{setting}={shown(url)}: an address with {protocol(url)}:// holds no login", hint=_LOGINS[protocol(url)]
-        )
+        what = f"{setting}={without_login(url)}: an address with {protocol(url)}:// holds no login"
+        raise DataError(what, hint=_LOGINS[protocol(url)])
     with _fsspec(url, setting) as fsspec:
         # the protocol in lower case, as scheme() returns it, because fsspec knows no other
         return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
@@ -145,12 +144,12 @@ def _fsspec(url: str, setting: str) -> Iterator[Any]:
     except ImportError as error:
         name = protocol(url)
         raise DataError(
-            f"{setting}={shown(url)}: the driver of {name}:// is not installed ({error})",
+            f"{setting}={without_login(url)}: the driver of {name}:// is not installed ({error})",
             hint=install(_DRIVERS.get(name, f"'fsspec[{name}]'")),
         ) from error
     except ValueError as error:
         protocols = ", ".join(sorted(fsspec.available_protocols()))
-        raise DataError(f"{setting}={shown(url)}: {error}; protocols: http, https, {protocols}") from error
+        raise DataError(f"{setting}={without_login(url)}: {error}; protocols: http, https, {protocols}") from error
 
 
 class ObjectStore:
@@ -158,7 +157,7 @@ class ObjectStore:
 
     def __init__(self, address: str, setting: str) -> None:
         """Open the store. Raises DataError: an unknown protocol, or its driver isn't installed."""
-        self.named = f"{setting}={shown(address) if scheme(address) else address}"
+        self.named = f"{setting}={without_login(address) if scheme(address) else address}"
         self._url = address if scheme(address) else f"file://{address}"
         self._filesystem, self._root = open_filesystem(self._url, setting)
 

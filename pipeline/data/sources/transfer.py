@@ -13,7 +13,7 @@ import urllib3
 
 from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress, room
-from pipeline.data.sources.source import WEB, login_hint, open_filesystem, reason_of, scheme, shown
+from pipeline.data.sources.source import WEB, login_hint, open_filesystem, reason_of, scheme, without_login
 
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
 _ENCODED = (".gz", ".tgz")  # some servers declare these files as gzip encoded; they must not be decoded
@@ -91,7 +91,8 @@ def _filesystem(url: str) -> _Opened:
             yield source.read, total
     except (OSError, DataError) as error:
         if (hint := login_hint(url, error)) is not None:
-            raise DataError(f"dataset.source={shown(url)} can't be read: {reason_of(error)}", hint=hint) from error
+            what = f"dataset.source={without_login(url)} can't be read: {reason_of(error)}"
+            raise DataError(what, hint=hint) from error
         raise
     except Exception as error:  # a driver's own class of errors; `attempt` doesn't try again after a PermissionError
         raise PermissionError(reason_of(error)) from error

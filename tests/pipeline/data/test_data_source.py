@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data.datasets import DATASETS
-from pipeline.data.sources.source import file_name, files_below, local_path, shown
+from pipeline.data.sources.source import file_name, files_below, local_path, without_login
 from pipeline.data.store import fetch, refuse
 from trainers.core.config import DatasetConfig
 
@@ -33,7 +33,7 @@ def test_which_sources_are_local(source: str | None, path: Path | None) -> None:
 
 
 def test_secrets_of_an_address_are_not_shown() -> None:
-    assert shown("https://me:word@host:8/a/b.npz?sig=x#y") == "https://host:8/a/b.npz"
+    assert without_login("https://me:word@host:8/a/b.npz?sig=x#y") == "https://host:8/a/b.npz"
 
 
 def test_a_file_name_never_holds_a_slash() -> None:
