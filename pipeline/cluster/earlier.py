@@ -105,13 +105,13 @@ class EarlierStarts:
         """Replace logs that are shorter here than on their hosts, because nobody followed the start to its end."""
         # metrics that a script printed are read from logs
         outputs = Outputs(resume=(_LOG,), final=(), needed=(), others=(_LOG,))
-        here = self._run_dir / run_folder.ATTEMPTS / str(start.plan.attempt)
+        log_dir = self._run_dir / run_folder.ATTEMPTS / str(start.plan.attempt)
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(".collect"), dir=self._run_dir) as name:
             with suppress(PacelineError):
                 route.launcher.collect(dataclasses.replace(route.plan, outputs=outputs), Path(name), final=False)
             for node in start.plan.nodes:
                 folder = Path(name) / run_folder.NODES / str(node.node_rank) if node.node_rank else Path(name)
-                fetched, log = folder / _LOG, here / f"{node.host}.log"
+                fetched, log = folder / _LOG, log_dir / f"{node.host}.log"
                 if fetched.is_file() and log.is_file() and fetched.stat().st_size > log.stat().st_size:
                     fetched.replace(log)
 
@@ -157,8 +157,8 @@ class EarlierStarts:
         cluster = self._launcher.cluster
         if plan.launcher != cluster.launcher and _capabilities(plan).is_this_computer:
             # the start ran on this computer, whose launcher needs no settings for hosts
-            here = dataclasses.replace(cluster, launcher=plan.launcher, hosts=(), ssh_config=None)
-            return starts.cluster_with(here.with_settings(workdir=None), plan, labels)
+            local = dataclasses.replace(cluster, launcher=plan.launcher, hosts=(), ssh_config=None)
+            return starts.cluster_with(local.with_settings(workdir=None), plan, labels)
         return starts.cluster_with(cluster, plan, labels) if starts.is_recorded(plan.run_id, self._run_dir) else None
 
     def _current_host(self, node: NodePlan) -> HostFacts | None:

@@ -195,17 +195,19 @@ def _failure_row(
     target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[HostFacts]
 ) -> str:
     """Return ``gpu1 and gpu2 can't reach gpu0 (10.0.0.1:29500 over eth0): timed out after 4 s``."""
-    names, to = [facts[source].host for source in sources], facts[target]
+    names, target_fact = [facts[source].host for source in sources], facts[target]
     who = " and ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:2])} and {len(names) - 2} more"
     if why.startswith(UNRESOLVED):
-        whose = "its own" if list(sources) == [target] else f"{to.host}'s"
-        return f"  {who} can't resolve {whose} address {to.address!r}: {why.removeprefix(UNRESOLVED)}"
-    address = f"[{to.address}]" if ":" in to.address and len(ports) == 1 else to.address  # [IPv6]:port
+        whose = "its own" if list(sources) == [target] else f"{target_fact.host}'s"
+        return f"  {who} can't resolve {whose} address {target_fact.address!r}: {why.removeprefix(UNRESOLVED)}"
+    address = target_fact.address
+    if ":" in address and len(ports) == 1:
+        address = f"[{address}]"  # IPv6
     where = f"{address}, ports {', '.join(map(str, ports))}" if len(ports) > 1 else f"{address}:{ports[0]}"
     over = {interface for source in sources if (interface := facts[source].interface)}
     where += f" over {' or '.join(sorted(over))}" if over else ""
     why = re.sub(r"^node (\d+)(?= )", lambda number: facts[int(number[1])].host, why)  # "node 1 answers there"
-    return f"  {who} can't reach {to.host} ({where}): {why}"
+    return f"  {who} can't reach {target_fact.host} ({where}): {why}"
 
 
 def _fix_network(failure: Unreached, facts: Sequence[HostFacts]) -> str:

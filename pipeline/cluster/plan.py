@@ -190,7 +190,7 @@ def environment(
 
 
 def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
-    """Return the environment for warm parents, which start during the probe; None: it isn't known, or not common."""
+    """Return the environment for warm parents, which start during the probe; None: it isn't known yet, or differs."""
     if cluster.container is not None:
         return None
     # all hosts get the same probe; and PYTHONPATH, which contains the run's folder on a host, isn't known yet

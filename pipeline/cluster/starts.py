@@ -113,10 +113,10 @@ def mark_collected(plan: LaunchPlan, run_dir: Path) -> None:
 
 def is_collected(run_id: str, run_dir: Path) -> bool:
     """Return whether nothing on a start's hosts is needed: all was fetched, or a later attempt has begun without it."""
-    known = journal.known_attempts(run_dir)
-    if run_id not in known or is_open(run_id, run_dir):
+    run_ids = journal.known_attempts(run_dir)
+    if run_id not in run_ids or is_open(run_id, run_dir):
         return False
-    return known[-1] != run_id or _collected_run_id(run_dir, journal.attempt_number(run_id)) == run_id
+    return run_ids[-1] != run_id or _collected_run_id(run_dir, journal.attempt_number(run_id)) == run_id
 
 
 def is_open(run_id: str, run_dir: Path) -> bool:
@@ -257,11 +257,11 @@ def why_kept(left: LeftFolder, runs_dir: Path) -> str:
 
 def clear_leftovers(launcher: Launcher, facts: Sequence[HostFacts], runs_dir: Path) -> list[str]:
     """Remove the folders of old attempts that nobody needs; return a line for each host that had one."""
-    unneeded = {fact.host: [left for left in fact.left_folders if not why_kept(left, runs_dir)] for fact in facts}
-    names = [(fact, [left.name for left in unneeded[fact.host]]) for fact in facts if unneeded[fact.host]]
+    unneeded = {fact.host: [folder for folder in fact.left_folders if not why_kept(folder, runs_dir)] for fact in facts}
+    names = [(fact, [folder.name for folder in unneeded[fact.host]]) for fact in facts if unneeded[fact.host]]
     lines = []
     for host, removed in launcher.remove_folders(names).items():
-        size = file_size(sum(left.bytes for left in unneeded[host] if left.name in removed))
+        size = file_size(sum(folder.bytes for folder in unneeded[host] if folder.name in removed))
         if removed:
             lines.append(f"{host}: removed what was left of {counted(len(removed), 'attempt')}, {size}")
     return lines

@@ -43,9 +43,9 @@ def address_towards(names: Sequence[str]) -> str | None:
     """Return this node's own address towards the other ones of ``names``; None if no name leads to another node."""
     for name in names:
         with contextlib.suppress(OSError):
-            own, other = route_to(name)
-            if own != other:
-                return own
+            own_address, other_address = route_to(name)
+            if own_address != other_address:
+                return own_address
     return None
 
 
@@ -93,9 +93,9 @@ def read_text(path: str) -> str:
     return ""
 
 
-def control_groups(own: str = "/proc/self/cgroup") -> dict[str, str]:
+def control_groups(cgroup_file: str = "/proc/self/cgroup") -> dict[str, str]:
     """Return controller ('' in version 2) → the path of this process's control group below that hierarchy."""
-    rows = [line.split(":", 2) for line in read_text(own).splitlines()]  # number, names of controllers, path
+    rows = [line.split(":", 2) for line in read_text(cgroup_file).splitlines()]  # number, names of controllers, path
     return {name: path for _, names, path in rows for name in names.split(",")}
 
 
@@ -121,7 +121,7 @@ def from_environment(patterns: Sequence[str], excluded: Sequence[str] = ()) -> d
     """Return this process's variables that match a pattern (``NAME`` or ``PREFIX*``), but none of ``excluded``."""
 
     def matches(name: str, wanted: Sequence[str]) -> bool:
-        return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
+        return any(name.startswith(entry[:-1]) if entry.endswith("*") else name == entry for entry in wanted)
 
     return {
         name: value for name, value in os.environ.items() if matches(name, patterns) and not matches(name, excluded)
@@ -130,10 +130,10 @@ def from_environment(patterns: Sequence[str], excluded: Sequence[str] = ()) -> d
 
 def own_number(identities: Sequence[str], access: Access) -> int:
     """Return this node's position in a list of identities. Raises SystemExit: it isn't there."""
-    own = identity(access)
-    if own not in identities:
-        raise SystemExit(f"this node is {own!r}, which the plan does not name")
-    return identities.index(own)
+    own_identity = identity(access)
+    if own_identity not in identities:
+        raise SystemExit(f"this node is {own_identity!r}, which the plan does not name")
+    return identities.index(own_identity)
 
 
 def own_node(nodes: Sequence[NodeStart], access: Access) -> NodeStart:

@@ -49,7 +49,7 @@ class ClaimRequest(NamedTuple):
     refuses_others: bool  # whether claims of others on the same devices make the start fail
 
     def collides_with(self, held: HeldClaim) -> bool:
-        """Whether another run, of another controller, holds one of the requested devices."""
+        """Return whether another run, of another controller, holds one of the requested devices."""
         is_other = held.attempt_prefix != self.attempt_prefix and held.group != self.group
         return is_other and not set(held.resources).isdisjoint(self.resources)
 

@@ -1,7 +1,7 @@
 """Explain a failed attempt: which host, node agent or rank failed first by itself, and the message for the user. Pure.
 
-When one rank fails, the others fail as a consequence ("connection closed by peer"), and often earlier by the clock. So
-errors are told apart by their texts. Tracebacks are held back from the screen, and shortened to the user's own code.
+When one rank fails, the others fail as a consequence ("connection closed by peer"), and often earlier by the clock.
+Consequences are recognised by their texts. Tracebacks are held back from the screen, and shortened to the user's code.
 """
 
 from __future__ import annotations

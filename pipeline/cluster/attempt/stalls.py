@@ -225,10 +225,10 @@ def _slow_link(ranks: Sequence[RankExamination], hosts: Mapping[str, str], head:
     # the host with the most stuck connections is to blame: its own link is bad
     stuck_by_host = Counter(host for rank, peer, _ in stuck for host in (rank.host, peer))
     rank, peer, socket = max(
-        stuck, key=lambda one: (stuck_by_host[one.rank.host], one.socket.sent_again, one.socket.unsent_bytes)
+        stuck, key=lambda item: (stuck_by_host[item.rank.host], item.socket.sent_again, item.socket.unsent_bytes)
     )
     host = peer if stuck_by_host[peer] > stuck_by_host[rank.host] else rank.host
-    ranks_there = [one.beat.rank for one in ranks if one.host == host]
+    ranks_there = [other.beat.rank for other in ranks if other.host == host]
     number = rank.beat.rank if host == rank.host else next(iter(ranks_there), None)
     is_down = socket.sent_again >= _RESENT_LIMIT
     how = f"sent {socket.sent_again} times in vain" if is_down else "not sent yet, or not received"
@@ -263,9 +263,10 @@ def _all_in_nccl(ranks: Sequence[RankExamination], nccl: _NcclCounts) -> Verdict
     counted_ranks = [rank for rank in ranks if rank.beat.rank in nccl.by_rank]
     culprits = [rank for rank in counted_ranks if nccl.by_rank[rank.beat.rank].next == rarest]
     others = [rank for rank in counted_ranks if rank not in culprits]
-    own, theirs = nccl.by_rank[culprits[0].beat.rank], nccl.by_rank[others[0].beat.rank]
-    where = f"in NCCL's {_numbered(own)}{_shortened(own.at)}"
-    return _in_another_collective(culprits[0], where, others, f" in {_numbered(theirs)}{_shortened(theirs.at)}")
+    of_culprit, of_others = nccl.by_rank[culprits[0].beat.rank], nccl.by_rank[others[0].beat.rank]
+    where = f"in NCCL's {_numbered(of_culprit)}{_shortened(of_culprit.at)}"
+    where_others = f" in {_numbered(of_others)}{_shortened(of_others.at)}"
+    return _in_another_collective(culprits[0], where, others, where_others)
 
 
 def _all_in_collectives(ranks: Sequence[RankExamination]) -> Verdict:
@@ -324,8 +325,8 @@ def _where(rank: RankExamination) -> str:
 
 def _at(rank: RankExamination) -> str:
     """Return `` at models/net.py:12 in forward``: the innermost frame in code of the user, not of Python or torch."""
-    own = [frame for frame in rank.stack if "/torch/" not in frame and "/lib/python" not in frame]
-    return _shortened(next(iter(own or rank.stack), ""))
+    of_user = [frame for frame in rank.stack if "/torch/" not in frame and "/lib/python" not in frame]
+    return _shortened(next(iter(of_user or rank.stack), ""))
 
 
 def _shortened(frame: str) -> str:

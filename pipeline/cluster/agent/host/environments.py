@@ -82,11 +82,11 @@ def remove_unfinished(environment: str) -> None:
     """Remove what a killed agent left of this environment; the caller holds the lock."""
     if os.path.islink(environment):
         os.unlink(environment)
-    for left in glob.glob(f"{glob.escape(environment)}.*"):
-        if os.path.isdir(left):
-            shutil.rmtree(left, ignore_errors=True)
-        elif os.path.islink(left):
-            os.unlink(left)
+    for path in glob.glob(f"{glob.escape(environment)}.*"):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.islink(path):
+            os.unlink(path)
 
 
 def commands(folder: str, requirements: str, wheelhouse: str | None) -> list[list[str]]:

@@ -116,9 +116,9 @@ def memory_available_bytes(table: str = "/proc/meminfo") -> int | None:
     return int(match.group(1)) << 10 if match else None
 
 
-def control_group(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> ControlGroup:
+def control_group(cgroup_file: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> ControlGroup:
     """Return the tightest limits of this process's control groups and of all groups above (Linux, versions 1 and 2)."""
-    paths = control_groups(own)
+    paths = control_groups(cgroup_file)
     cpus: list[float] = []
     memory: list[tuple[int, int]] = []  # limit and use
     for folder in _ancestors(root, paths.get("")):

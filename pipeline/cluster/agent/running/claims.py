@@ -1,4 +1,4 @@
-"""Claims: notes on a host, visible to all of its users, which run computes on which devices (GPUs, or the CPUs).
+"""Claims: files on a host that tell all of its users which run computes on which devices (GPUs, or the CPUs).
 
 A claim is a file in a folder below /tmp, locked (flock) by the process that made it. The claim ends with that process,
 however it dies. The folder belongs to whoever used it first, and this user could replace anything in it by links. So
@@ -63,7 +63,7 @@ def claim_devices(request: ClaimRequest, folder: str = FOLDER) -> Claim:
         name = f"{_NUMBER}-{os.getpid()}-{time.monotonic_ns()}"
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd)
-        except PermissionError as error:  # its first user has a version, or a umask, that closed it to others
+        except PermissionError as error:  # the folder's owner has closed it to others
             status = os.fstat(folder_fd)
             mode = f"{stat.S_IMODE(status.st_mode):04o}, and needs {_MODE:o}"
             why = f"it belongs to {user_name(status.st_uid)} and has mode {mode}; {_REMEDY}"

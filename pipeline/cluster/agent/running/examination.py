@@ -37,7 +37,7 @@ _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _ESTABLISHED = "01"
 _STOPPED = ("T", "t")  # by a signal, or by a debugger
-_stacks_at = [0.0]  # monotonic time of the last examination, whose stacks ranks write without working for themselves
+_stacks_at = [0.0]  # monotonic: the last examination; the stacks that ranks write for it are no work of a script
 
 
 def examine(node: NodeStart, order: ExamineOrder) -> NodeExamination:
@@ -286,7 +286,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def request_dump(folder: str, rank: int) -> str | None:
-    """Ask a rank for a dump of torch's flight recorder, which counts NCCL collectives; return its path (None: none)."""
+    """Ask a rank for a dump of torch's flight recorder (counts of NCCL collectives); return its path or None."""
     pipe = os.path.join(folder, f"{beats.FLIGHT_PIPE}{rank}.pipe")
     dump = os.path.join(folder, f"{beats.FLIGHT_DUMP}{rank}")
     with contextlib.suppress(OSError):

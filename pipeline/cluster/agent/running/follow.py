@@ -155,11 +155,11 @@ class GrowingFile:
                     data += file.readline()
         except FileNotFoundError:
             return False
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole:
+        whole_lines = data[: data.rfind(b"\n") + 1]
+        if not whole_lines:
             return False
-        self.offset = start_bytes + len(whole)
-        texts = whole.decode("utf-8", "replace").split("\n")[:-1]
+        self.offset = start_bytes + len(whole_lines)
+        texts = whole_lines.decode("utf-8", "replace").split("\n")[:-1]
         say(lines=Lines(self.name, tuple(texts), start_bytes, self.offset))
         return True
 

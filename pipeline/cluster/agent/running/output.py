@@ -125,8 +125,8 @@ class Tail:
         except FileNotFoundError:
             data = b""
         self.offset += len(data)
-        *whole, rest = (self._rest + data).split(b"\n")
-        texts = [text for line in whole for text in in_pieces(self.masked(line))]
+        *whole_lines, rest = (self._rest + data).split(b"\n")
+        texts = [text for line in whole_lines for text in in_pieces(self.masked(line))]
         # an unfinished line is held back until it ends, as it may end in the middle of a secret; three exceptions
         if last and len(data) < 1 << 20:  # the file has been read to its end
             texts += in_pieces(self.masked(rest)) if rest else []
@@ -153,8 +153,8 @@ class Tail:
         at = self.rules.cut_before(text, len(text) - self.rules.longest_bytes - 4)  # 4: a character may be cut there
         if len(line) <= LONGEST_LINE_BYTES or at <= 0:
             return [], line
-        cut, left = cut_long(self.masked(text[:at].encode("utf-8", "surrogateescape")))
-        return [*cut, as_text(left) + CUT], text[at:].encode("utf-8", "surrogateescape")
+        pieces, last_piece = cut_long(self.masked(text[:at].encode("utf-8", "surrogateescape")))
+        return [*pieces, as_text(last_piece) + CUT], text[at:].encode("utf-8", "surrogateescape")
 
     def masked(self, line: bytes) -> bytes:
         """Return the line with secrets masked; bytes that aren't UTF-8 stay as they are (``as_text`` replaces them)."""
@@ -163,8 +163,8 @@ class Tail:
 
 def in_pieces(line: bytes) -> list[str]:
     """Split a line into bounded pieces; of a progress bar only what follows the last carriage return counts."""
-    cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
-    return [*cut, as_text(rest)]
+    pieces, last_piece = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
+    return [*pieces, as_text(last_piece)]
 
 
 def cut_long(line: bytes) -> tuple[list[str], bytes]:

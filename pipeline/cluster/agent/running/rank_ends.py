@@ -159,8 +159,8 @@ def without_bars(text: str) -> str:
 def _last_line(text: str) -> str:
     """Return ``; it said last: LINE`` (of ``sys.exit("no data")``, or argparse's message); '' without a line."""
     lines = map(str.strip, text.rstrip().splitlines())
-    own = [line for line in lines if line and not _AFTER_EXCEPTION.match(line)]
-    return f"; it said last: {own[-1][:_LONGEST_LAST_LINE]}" if own else ""
+    own_lines = [line for line in lines if line and not _AFTER_EXCEPTION.match(line)]
+    return f"; it said last: {own_lines[-1][:_LONGEST_LAST_LINE]}" if own_lines else ""
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
@@ -287,9 +287,9 @@ class OutOfMemory:
         return f"{message}; the kernel has counted no out-of-memory kill {where}"
 
 
-def memory_events_file(own: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
+def memory_events_file(cgroup_file: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> str:
     """Return the file that counts this control group's out-of-memory kills (version 1 or 2); '': there is none."""
-    groups = control_groups(own)
+    groups = control_groups(cgroup_file)
     if "memory" in groups:
         return f"{root}/memory{groups['memory']}/memory.oom_control"
     return f"{root}{groups['']}/memory.events" if "" in groups else ""

@@ -36,18 +36,19 @@ class Registry:
         return os.path.join(self.folder, f"{run_id}.{node_rank}.json")
 
     def tombstone_path(self, run_id: str) -> str:
-        """Return the path of the file that refuses a start, which may still be on its way when it is given up."""
+        """Return the path of a file that refuses a start: its command gave up while the request was on its way."""
         return os.path.join(self.folder, f"{run_id}.tombstone")
 
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
         """Return path → entry of this node's supervisors, whose run ids begin with ``attempt_prefix``."""
         paths = sorted(glob.glob(os.path.join(glob.escape(self.folder), "*.json")))
         pairs = [(path, entry) for path in paths if (entry := read_record(RegistryEntry, path)) is not None]
-        own = {path: entry for path, entry in pairs if entry.identity == self.identity}
         return {
             path: entry
-            for path, entry in own.items()
-            if entry.run_id.startswith(attempt_prefix) and entry.mark.startswith(attempt_prefix)
+            for path, entry in pairs
+            if entry.identity == self.identity
+            and entry.run_id.startswith(attempt_prefix)
+            and entry.mark.startswith(attempt_prefix)
         }
 
     def end_attempts(self, attempt_prefix: str) -> set[int]:

@@ -73,7 +73,7 @@ _OUTLIVED = "paceline: WARNING: went on after the script's end, and was ended: "
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, watches the lease, ends all processes, and writes exit.json.
 
-    Call ``begin``, and if that could start torchrun, ``run``, which returns after the end of every process.
+    Call ``begin``. If it started torchrun, call ``run``, which returns after the end of every process.
     """
 
     def __init__(self, request: StartRequest, node: NodeStart) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
         if self.container is not None and self.root is None:
             self.root = engine.first_process(self.mark)
         touch(self.path("beat"))
-        # the controller is gone, or this node's own lease is short, as the controller died between start and follow
+        # until a controller follows this node the lease is shorter: it may have died between start and follow
         lease_s = self.request.lease_s
         if not os.path.exists(self.path("attached")):
             lease_s = min(lease_s, UNATTENDED_S + self.request.slow_s)
@@ -289,14 +289,14 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self.merge_output()
             self.lines_before_end = self.output.last_lines
-        if code == 0 and self.kill_at is None and self.is_script:
+        if code == 0 and self.kill_at is None and self.is_script:  # nobody waits for what a good script leaves running
             commands = in_words(commands_of(find_processes(self.mark)), longest=400)
             self.outlived = f"{self.rules.hide(commands)}; not waited for" if commands else ""
 
     def end_everything(self, code: int) -> bool:
         """End what lives on, and take the start from the registry; return whether all has ended."""
         self.early_exits.about_to_end_all()
-        # what got TERM before keeps its full time until KILL; of the rest half a second is enough
+        # processes that got TERM before keep their full time until KILL; for others half a second is enough
         grace_s = 0.5 if self.kill_at is None else max(0.5, self.kill_at - time.monotonic())
         is_gone = end_tree(self.mark, grace_s, signalled=self.signalled_pids)
         if self.container is not None and code != 0:  # else the engine has removed it
