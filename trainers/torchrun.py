@@ -129,7 +129,7 @@ def listen(address: str, port: int) -> TCPStore | None:
     try:
         listener = bound_socket(address, port)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:  # torch would fail, too
             raise
         print(
             f"paceline: can't listen at {address} alone ({error.strerror}): the store in which the ranks meet listens "

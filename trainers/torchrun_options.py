@@ -37,6 +37,6 @@ def answer(words: list[str]) -> dict[str, Any]:
         # out and parse again
         overrides.append(script)
         del words[len(words) - len(args) - 1]
-    own = {name: parsed.pop(name) for name in ("cluster", "sweep")}
+    of_paceline = {name: parsed.pop(name) for name in ("cluster", "sweep")}
     options = {name: value for name, value in parsed.items() if value != parser.get_default(name)}
-    return {**own, "options": options, "overrides": overrides, "script": script, "args": args}
+    return {**of_paceline, "options": options, "overrides": overrides, "script": script, "args": args}

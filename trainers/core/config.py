@@ -430,8 +430,8 @@ def _section(raw: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def _typed(group: str, name: str, settings: type[Any], section: Mapping[str, Any]) -> Any:
-    known = {item.name for item in fields(settings)}
+    names = {item.name for item in fields(settings)}
     for key in section:
-        if key not in known:
-            raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {', '.join(sorted(known))}")
+        if key not in names:
+            raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {', '.join(sorted(names))}")
     return settings(**section)

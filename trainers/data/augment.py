@@ -187,29 +187,30 @@ def own_augmentation(config: DatasetConfig, manifest: Manifest, device: torch.de
     if config.augmentation is None:
         return None
     target = options.load_target(config.augmentation)
-    made: Any = target(**config.augmentation_args) if inspect.isclass(target) else target
-    called = made.forward if isinstance(made, nn.Module) else made  # nn.Module.__call__ has no parameters of its own
+    function: Any = target(**config.augmentation_args) if inspect.isclass(target) else target
+    # nn.Module.__call__ has no parameters of its own
+    called = function.forward if isinstance(function, nn.Module) else function
     if not inspect.isclass(target):
-        made = functools.partial(target, **config.augmentation_args)
+        function = functools.partial(target, **config.augmentation_args)
     whole_batches = "seeds" in inspect.signature(called).parameters
-    augmentation = functools.partial(_with_seeds if whole_batches else _one_by_one, made, config.augmentation)
+    augmentation = functools.partial(_with_seeds if whole_batches else _one_by_one, function, config.augmentation)
     images = torch.zeros(_TRIED, manifest.channels, manifest.height, manifest.width, dtype=torch.uint8, device=device)
     augmentation(images, torch.arange(_TRIED, device=device))
     return augmentation
 
 
-def _with_seeds(made: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
-    return _checked(made(images, seeds=seeds), images, target)
+def _with_seeds(function: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
+    return _checked(function(images, seeds=seeds), images, target)
 
 
-def _one_by_one(made: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
+def _one_by_one(function: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
     devices = [images.device] if images.is_cuda else []
     with torch.random.fork_rng(devices, device_type=images.device.type), libraries_restored():
         changed = []
         for image, seed in zip(images, seeds.tolist(), strict=True):
             torch.manual_seed(seed)
             seed_libraries(seed)
-            changed.append(_checked(made(image), image, target))
+            changed.append(_checked(function(image), image, target))
     return torch.stack(changed)
 
 

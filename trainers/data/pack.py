@@ -172,7 +172,7 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 _PREFETCHED = 2  # batches: one is copied to the device while the next is gathered
 
-Rows = tuple[Tensor, Tensor]
+Rows = tuple[Tensor, Tensor]  # images uint8 [n, C, H, W] and labels int64 [n]
 
 
 class RowRequest(NamedTuple):

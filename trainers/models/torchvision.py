@@ -65,9 +65,9 @@ def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
     try:
         network = make(weights=None, num_classes=image.num_classes, **_sized(config.arch, image), **config.args)
     except (TypeError, ValueError) as error:
-        said, size = " ".join(str(error).split()), f"{image.height}×{image.width}"
+        reason, size = " ".join(str(error).split()), f"{image.height}×{image.width}"
         raise ConfigError(
-            f"model.arch={config.arch} refuses model.args={config.args} for images of {size}: {said}"
+            f"model.arch={config.arch} refuses model.args={config.args} for images of {size}: {reason}"
         ) from error
     if image.channels == 1:
         network.register_forward_pre_hook(_in_colours)

@@ -51,13 +51,13 @@ class Muon(TorchOptimizer):
 
 
 def _optimizers(views: list[Tensor], rest: list[Tensor], config: MuonConfig) -> list[torch.optim.Optimizer]:
-    lr, decay, made = config.lr, config.weight_decay, list[torch.optim.Optimizer]()
+    lr, decay, optimizers = config.lr, config.weight_decay, list[torch.optim.Optimizer]()
     if views:  # torch refuses an empty list
         scale = "match_rms_adamw"
-        made.append(torch.optim.Muon(views, lr, weight_decay=decay, momentum=config.momentum, adjust_lr_fn=scale))
+        optimizers.append(torch.optim.Muon(views, lr, weight_decay=decay, momentum=config.momentum, adjust_lr_fn=scale))
     if rest:
-        made.append(torch.optim.AdamW(param_groups(config, rest), lr, weight_decay=decay, fused=True))
-    return made
+        optimizers.append(torch.optim.AdamW(param_groups(config, rest), lr, weight_decay=decay, fused=True))
+    return optimizers
 
 
 def _in_order(values: Tensor, bank: Tensor) -> Tensor:

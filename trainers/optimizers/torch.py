@@ -192,8 +192,9 @@ def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     except (TypeError, ValueError, RuntimeError, LookupError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
-        said = f"{type(error).__name__} ({error})" if isinstance(error, LookupError) else error  # KeyError: only a key
-        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {said}") from error
+        # the text of a KeyError is only the key
+        reason = f"{type(error).__name__} ({error})" if isinstance(error, LookupError) else error
+        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {reason}") from error
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -56,8 +56,8 @@ class Results:
         if unkept and not node.is_sent:
             names = in_words([f"{name} ({why})" for name, why in unkept.items()])
             say(f"{WARNING}not kept with what the script wrote: {names}")
-        left = self._keep_on_host() if gathered.over_limit else None
-        self._report(gathered, left)
+        remaining = self._keep_on_host() if gathered.over_limit else None
+        self._report(gathered, remaining)
         if recorder is not None:
             self._write(recorder, gathered, record, unkeyed, unkept)
         elif self.settings.seal != "off":
@@ -68,16 +68,16 @@ class Results:
         if gathered.over_limit or node.is_sent:
             return 0
         if any(name in in_work and why not in NO_FILES for name, why in unkept.items()):
-            left = self._keep_on_host()
-            say(f"{WARNING}what can't be read stays on this host in {left / run_folder.WORK_COPY}")
+            remaining = self._keep_on_host()
+            say(f"{WARNING}what can't be read stays on this host in {remaining / run_folder.WORK_COPY}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another node's folder lies there
                 folder.parent.rmdir()
         return 0
 
-    def _report(self, gathered: Gathered, left: Path | None) -> None:
-        """Print which files of the working directory were kept, renamed, or exceed the limit and stay in ``left``."""
+    def _report(self, gathered: Gathered, remaining: Path | None) -> None:
+        """Print which files of the working directory were kept or renamed, or stay in ``remaining`` (the limit)."""
         folder = self.node.place(self.node.outputs, run_folder.OUTPUTS)
         if gathered.renamed:
             names = in_words([f"{name} is {folder}/{target}" for name, target in gathered.renamed.items()])
@@ -85,12 +85,12 @@ class Results:
         if gathered.kept:
             files = in_words([*gathered.kept], sum(gathered.kept.values()))
             say(f"{NOTE}wrote in its working directory: {files}; kept in {folder}/{WORKDIR}")
-        if left is not None:
+        if remaining is not None:
             files = in_words([*gathered.over_limit], sum(gathered.over_limit.values()))
             gib = self.settings.outputs_limit or 0.0
             say(
                 f"{WARNING}wrote in its working directory more than program.outputs_limit={gib:g} GiB: {files}; they "
-                f"stay on this host in {left / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
+                f"stay on this host in {remaining / run_folder.WORK_COPY}; program.outputs=['GLOB'] or a "
                 "higher limit bring such files back"
             )
 

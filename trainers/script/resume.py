@@ -29,7 +29,7 @@ _KINDS = ("transformers", "distributed", "lightning", "timm", "last", "other")
 """Layouts by priority: the first one of which a folder has a complete checkpoint counts."""
 
 IsOutput = Callable[[Path], bool]
-"""Whether the script has written a file, and it wasn't there before."""
+"""Tells if the script has written a file, which wasn't there before."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _candidates(folder: Path, is_output: IsOutput | None) -> Iterator[_Candidate
         if _is_unfinished(name):
             continue
         if path.is_dir():
-            if (kind := _kind_of_folder(path)) is None:
+            if (kind := _kind_of_folder(path)) is None:  # not one checkpoint: search it
                 yield from _candidates(path, is_output) if not path.is_symlink() else ()
                 continue
             is_wanted = is_output is None or _has_output(path, is_output)

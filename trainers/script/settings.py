@@ -106,10 +106,10 @@ class ScriptConfig(ProgramConfig):
                 _check_glob(where, name.partition(":")[2] or None)
                 data_number = _number_of_data(name)
                 if name not in PLACEHOLDERS and data_number is None and not is_resume(name):
-                    known = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+                    placeholders = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
                     raise ConfigError(
-                        f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
-                        f"{{{name}}} as it stands"
+                        f"{where}={text}: {{{name}}} is no placeholder; there are {placeholders}, and "
+                        f"{{{{{name}}}}} is {{{name}}} as it stands"
                     )
                 if data_number is not None and data_number >= len(data_paths(self.data)):
                     raise ConfigError(

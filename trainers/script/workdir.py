@@ -216,9 +216,9 @@ def set_aside(run_dir: Path, node_rank: int, to: Path, *, with_checkpoints: bool
         path.replace(new_path)
     for emptied in (folder / run_folder.ABOVE, *(run_dir / name for name in moved_folders)):
         shutil.rmtree(emptied, ignore_errors=True)
-    if (left := folder.with_name(f"{folder.name}-left")).exists():  # what was above program.outputs_limit
+    if (over_limit := folder.with_name(f"{folder.name}-left")).exists():  # what was above program.outputs_limit
         target.mkdir(parents=True, exist_ok=True)
-        left.replace(target / "left")
+        over_limit.replace(target / "left")
     return [new_path.relative_to(to).as_posix() for _, new_path in moves]
 
 

@@ -81,7 +81,7 @@ def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Fu
     own = bucket.buffer()
     shared = state.memory.values[state.filled : state.filled + own.numel()]
     state.filled += own.numel()
-    middle = own.numel() // 2
+    middle = own.numel() // 2  # rank 0 gives the first half of each bucket, rank 1 the second one
     halves = [(own[:middle], shared[:middle]), (own[middle:], shared[middle:])]
     given, added = halves if state.memory.rank == 0 else halves[::-1]
     torch.mul(given[0], state.factor, out=given[1])

@@ -1,6 +1,5 @@
 """Digests of inputs, gradients, weights and buffers (trainer.digests), by which `doit diff` finds the first step at
-which two trainings differ. A digest is a sum over the bits of a tensor, computed on its device; no step waits for
-it."""
+which two trainings differ. A digest is a sum over a tensor's bits, computed on its device; no step waits."""
 
 from __future__ import annotations
 

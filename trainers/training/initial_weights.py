@@ -98,8 +98,8 @@ def unwrapped(content: Any, setting: str) -> tuple[dict[str, Tensor], list[str]]
             break
     weights = dict(content) if isinstance(content, Mapping) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
-        held = ", ".join(map(str, weights)) if weights else type(content).__name__
-        raise TrainerError(f"{setting} holds no state dict (names with tensors) but {held[:200]}")
+        contents = ", ".join(map(str, weights)) if weights else type(content).__name__
+        raise TrainerError(f"{setting} holds no state dict (names with tensors) but {contents[:200]}")
     # wrappers nest: DistributedDataParallel around a compiled network gives module._orig_mod.
     while prefix := next((item for item in _PREFIXES if all(name.startswith(item) for name in weights)), None):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
@@ -120,56 +120,58 @@ def fit(
     """Copy ``weights`` into the network. The last layer may differ in its number of classes; then it stays fresh.
     Raises TrainerError, and copies nothing: a tensor is missing, unknown, of another shape or kind, or not finite.
     """
-    own = network.state_dict()
-    head = _head(own, weights, num_classes)
-    left_out = [name for name in weights if name not in own and name.startswith(_AUXILIARY)]
-    if misfits := _misfits(own, weights, {*head, *left_out}):
+    state = network.state_dict()
+    head = _head(state, weights, num_classes)
+    left_out = [name for name in weights if name not in state and name.startswith(_AUXILIARY)]
+    if misfits := _misfits(state, weights, {*head, *left_out}):
         raise TrainerError(
             f"{setting} doesn't fit the network; tensors {misfits}. The network has to be the one that they were "
             "trained in, but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
         )
-    taken = [name for name in own if name in weights and name not in head]
-    if broken := [name for name in taken if not _is_finite(weights[name]) and _is_finite(own[name])]:
+    loaded = [name for name in state if name in weights and name not in head]
+    if broken := [name for name in loaded if not _is_finite(weights[name]) and _is_finite(state[name])]:
         raise TrainerError(
             f"{setting} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; "
             "take one of its earlier checkpoints"
         )
     # copy only after all checks, so that a refused file leaves the network unchanged
-    for name in taken:
-        own[name].copy_(weights[name])
+    for name in loaded:
+        state[name].copy_(weights[name])
     return Initial(
         setting=setting,
         sha256=sha256,
-        loaded=len(taken),
+        loaded=len(loaded),
         fresh=tuple(head),
         left_out=tuple(left_out),
         notes=tuple(notes),
     )
 
 
-def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
+def _head(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
     """Return the names of the classifier layer's tensors, if it differs from the file's in its number of classes. It is
     recognised by that difference, so exactly one layer must have it; else return [].
     """
     names = []
-    for name in own.keys() & weights.keys():
-        here, there = own[name].shape, weights[name].shape
+    for name in state.keys() & weights.keys():
+        here, there = state[name].shape, weights[name].shape
         if here != there and len(here) == len(there) > 0 and here[1:] == there[1:] and here[0] == num_classes:
             names.append(name)
     layers = {name.rpartition(".")[0] for name in names}
-    return [name for name in own if name in names] if len(layers) == 1 else []
+    return [name for name in state if name in names] if len(layers) == 1 else []
 
 
-def _misfits(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
+def _misfits(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
     """Describe the tensors that the file lacks, has in excess, or has in another form; '' if there are none."""
-    missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
-    extra = [name for name in weights if name not in own and name not in spared]
-    other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
-    shapes = [f"{name}: {[*weights[name].shape]} there, {[*own[name].shape]} here" for name in other]
+    missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
+    extra = [name for name in weights if name not in state and name not in spared]
+    other = [
+        name for name in state if name in weights and state[name].shape != weights[name].shape and name not in spared
+    ]
+    shapes = [f"{name}: {[*weights[name].shape]} there, {[*state[name].shape]} here" for name in other]
     kinds = [
-        f"{name}: {_dtype(weights[name])} there, {_dtype(own[name])} here"
-        for name in own
-        if name in weights and name not in spared and _kind(weights[name]) != _kind(own[name])
+        f"{name}: {_dtype(weights[name])} there, {_dtype(state[name])} here"
+        for name in state
+        if name in weights and name not in spared and _kind(weights[name]) != _kind(state[name])
     ]
     wrong = {
         "missing there": missing,

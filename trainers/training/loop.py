@@ -111,7 +111,7 @@ class Trainer:
             self.step, self.progress = resumed.step, Progress.from_json(resumed.progress)
             self.say(f"resumed from step {self.step} (epoch {resumed.epoch + 1}, {resumed.position} steps into it)")
         self.folder.check()
-        lines = "" if resumed is None else resumed.metrics
+        lines = "" if resumed is None else resumed.metrics  # those of later steps are written again
         self.metrics = MetricsFile(self.run_dir / run_folder.METRICS, lines, attempt=self.attempt.id)
         if self.metrics.damage:
             self.say(f"warning: {self.metrics.damage}")

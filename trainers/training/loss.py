@@ -38,22 +38,22 @@ def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss
 
 def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
     """Load and try a user-defined loss: a class whose objects are called, or a function. Raises ConfigError."""
-    own = options.load_target(target)
-    kept = options.accepted(own, args, {"num_classes": classes})
-    made: Any = own(**kept) if inspect.isclass(own) else functools.partial(own, **kept)
-    if isinstance(made, nn.Module):
-        made.to(device)
-        if any(item.requires_grad for item in made.parameters()):
+    loaded = options.load_target(target)
+    arguments = options.accepted(loaded, args, {"num_classes": classes})
+    function: Any = loaded(**arguments) if inspect.isclass(loaded) else functools.partial(loaded, **arguments)
+    if isinstance(function, nn.Module):
+        function.to(device)
+        if any(item.requires_grad for item in function.parameters()):
             raise ConfigError(f"{options.where(target)} has parameters, which no optimizer would train")
     # try it before the training: it must return a scalar that has a gradient
     logits = torch.zeros(_IMAGES, classes, device=device, requires_grad=True)
-    value = made(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
+    value = function(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
     if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
         raise ConfigError(
             f"{options.where(target)} returned {_kind(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
             "scalar that follows from the logits: their mean over the images"
         )
-    loss: Loss = made
+    loss: Loss = function
     return loss
 
 

@@ -43,7 +43,7 @@ class Replay:
         if number < self.first:
             return stepper(plan, step, position)
         recorder = _Recorder(number)
-        recorder.record_state(stepper.model)
+        recorder.record_state(stepper.model)  # before the step, and below after it
         stepper.tensor_recorder = recorder
         with ModuleTracker() as tracker:
             recorder.tracker = tracker

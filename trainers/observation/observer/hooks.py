@@ -175,7 +175,7 @@ def replace_stat(watch: Watch) -> None:
                 seen.clear()
             seen.add(path)
             noted_by(absolute(path))
-        except Exception:
+        except Exception:  # not noted: note it when it comes again
             seen.clear()
 
     _replace("stat", stat)

@@ -166,12 +166,12 @@ def _rows_with_steps(items: Sequence[TimedLine], steps_per_epoch: float | None) 
     steps = [line.step for line in lines if line.step is not None and not counts_anew_in_each_epoch]
     known_epochs = [(line, line.epoch) for line in lines if line.epoch is not None]
     passed = [line.epochs * (steps_per_epoch or 0) for line in lines if line.epochs is not None]
-    both = [epoch * steps_of_epoch + (line.step or 0) for line, epoch in known_epochs]
+    epochs_and_steps = [epoch * steps_of_epoch + (line.step or 0) for line, epoch in known_epochs]
     epochs = [epoch for line, epoch in known_epochs if line.epochs is None or line.epochs.is_integer()]
     candidates = (
         steps,
         [*map(round, passed)] if steps_per_epoch else [],
-        both if steps_of_epoch else [],
+        epochs_and_steps if steps_of_epoch else [],
         epochs,
         [*range(1, len(lines) + 1)],
     )
@@ -295,8 +295,8 @@ def parse_line(text: str, split_before: str = "") -> PrintedLine:
     metrics = dict(pair for name, alike in matches.items() for pair in _values_of(name, alike))
     if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless the line has a result
         metrics = {}
-    if both := _EPOCH_AND_STEP.match(text):
-        return PrintedLine(metrics, int(both["epoch"]), int(both["at"]), int(both["of"]), split=split)
+    if position := _EPOCH_AND_STEP.match(text):
+        return PrintedLine(metrics, int(position["epoch"]), int(position["at"]), int(position["of"]), split=split)
     epoch, step = _EPOCH.search(text), _STEP.search(text)
     at, of = (step["at"], step["of"]) if step else (None, None)
     counts_other = epoch is None and split not in ("", "train")  # the batches of an evaluation
