@@ -164,14 +164,13 @@ def _misfits(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared:
     """Describe the tensors that the file lacks, has in excess, or has in another form; '' if there are none."""
     missing = [name for name in state if name not in weights and not name.endswith(".num_batches_tracked")]
     extra = [name for name in weights if name not in state and name not in spared]
-    other = [
-        name for name in state if name in weights and state[name].shape != weights[name].shape and name not in spared
-    ]
+    common = [name for name in state if name in weights and name not in spared]
+    other = [name for name in common if state[name].shape != weights[name].shape]
     shapes = [f"{name}: {[*weights[name].shape]} there, {[*state[name].shape]} here" for name in other]
     kinds = [
         f"{name}: {_dtype(weights[name])} there, {_dtype(state[name])} here"
-        for name in state
-        if name in weights and name not in spared and _kind(weights[name]) != _kind(state[name])
+        for name in common
+        if _kind(weights[name]) != _kind(state[name])
     ]
     wrong = {
         "missing there": missing,

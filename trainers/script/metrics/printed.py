@@ -278,7 +278,7 @@ class PrintedLine:
 
 
 def parse_line(text: str, split_before: str = "") -> PrintedLine:
-    """Return a line's metrics (of names with one value), epoch and step. ``split_before``: of the line before."""
+    """Return a line's metrics, epoch and step. ``split_before``: of the line before, for a line that sums it up."""
     text = text.rpartition("\r")[2]  # the last state of a progress bar
     if len(text) > _LONGEST_CHARACTERS:
         return PrintedLine({})

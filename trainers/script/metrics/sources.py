@@ -132,9 +132,7 @@ def _row_of_cells(cells: Mapping[str, str]) -> Row | None:
 
 
 def row_of(value: Any) -> Row | None:
-    """Return the row of a JSON object, as of a CSV row. In an object within it, ``{"val": {"loss": 1}}``, is
-    ``val/loss``; None for anything else.
-    """
+    """Return the row of a JSON object, by the rules for CSV; ``{"val": {"loss": 1}}`` holds ``val/loss``. Else None."""
     if not isinstance(value, dict):
         return None
     fields = {name: item for name, item in value.items() if not isinstance(item, dict)}
