@@ -10,6 +10,7 @@ import json
 import pickletools
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -389,8 +390,13 @@ def state_kinds(path: Path) -> frozenset[str]:
 
 
 def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int]] | None:
-    """Return (size, CRC-32) of each tensor's bytes in a file of ``torch.save``, in order; None for another file."""
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order, or of all bytes of a file of
+    safetensors; None for another file. Tensors of bytes hold random states.
+    """
     try:
+        if path.suffix == ".safetensors":
+            content = path.read_bytes()
+            return [(len(content), zlib.crc32(content))]
         with zipfile.ZipFile(path) as archive:
             left_out = set() if random_states else _storages_of_bytes(archive)  # tensors of bytes are random states
             members = (member for member in archive.infolist() if "/data/" in member.filename)

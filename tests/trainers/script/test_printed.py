@@ -143,6 +143,8 @@ COUNTED = "print('loss: 0.3')\n"
         ([["step 20: train loss 8.5", "step 30: train loss 8.1"]], BY_STEP,
          [20, 30, 40], "note: 1 row that earlier attempts printed stands before them\n"),
         ([["epoch 1 loss: 1.0", "epoch 2 loss: 0.8"]], FROM_1, [1, 2, 2], "what earlier attempts printed stands in "),
+        ([["step 20: train loss 8.5", "step 30: train loss 8.1"]], "print('train acc: 0.9')\n",
+         [20, 30, 30], "note: 2 rows that earlier attempts printed stand before them\n"),
         ([["loss: 1.0", "loss: 0.8"]], COUNTED, [1], "what earlier attempts printed stands in their logs alone"),
         ([["other_loss: 1.0"]], COUNTED, [1], "what earlier attempts printed stands in their logs alone"),
     ],

@@ -51,16 +51,21 @@ def printed_rows(
     for path in sorted(log_dir.glob("*/attempt_*/0/std*.log"), reverse=True):
         with suppress(OSError):
             streams.append([*_timed_lines(_tail(path).split("\n"), began_s, path.stat().st_mtime)])
+    streams = [lines for lines in streams if lines] or [[]]
+    # an attempt that had nothing left to train prints nothing, or its last evaluation without a step: behind all others
+    trained_nothing = not any(map(_has_positions, streams)) and (streams == [[]] or any(map(_has_positions, attempts)))
+    if trained_nothing:
+        streams = [[item for lines in streams for item in lines]]
     earlier_rows, own_rows = list[Row](), list[Row]()
-    # an attempt that had nothing left to train prints nothing: lines of earlier attempts count all the same
-    for own_lines in [lines for lines in streams if lines] or [[]]:
+    for own_lines in streams:
         names = {name for item in own_lines for name in item.line.metrics}
         # each attempt replaces the lines of those before it from its own first position on
         earlier_lines = list[TimedLine]()
         for attempt in attempts:
-            lines = [item for item in attempt if not own_lines or names & item.line.metrics.keys()]
+            lines = [item for item in attempt if trained_nothing or names & item.line.metrics.keys()]
             earlier_lines = [*_lines_before(lines, earlier_lines), *lines]
-        earlier_lines = _lines_before(own_lines, earlier_lines)
+        if not trained_nothing:
+            earlier_lines = _lines_before(own_lines, earlier_lines)
         numbered = [*_rows_with_steps([*earlier_lines, *own_lines], steps_per_epoch)]
         earlier_rows += numbered[: len(earlier_lines)]
         own_rows += numbered[len(earlier_lines) :]
@@ -126,6 +131,10 @@ def _tail(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _MOST_BYTES))
         return file.read(_MOST_BYTES).decode(errors="replace")
+
+
+def _has_positions(lines: Sequence[TimedLine]) -> bool:
+    return any(item.line.position is not None for item in lines)
 
 
 def _lines_before(new: Sequence[TimedLine], old: Sequence[TimedLine]) -> list[TimedLine]:
