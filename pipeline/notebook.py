@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from pipeline.cli.commands import compare as choosing
 from pipeline.cli.commands import runs as listing
-from pipeline.cli.invocation import Invocation
+from pipeline.cli.invocation import Invocation, is_override
 from pipeline.cli.output import Failure, is_event, read_envelope
 from pipeline.cli.session import ROOT, Session
 from pipeline.comparing import comparison as tables
@@ -75,7 +75,8 @@ def train(*overrides: str, quiet: bool = False, **fields: Any) -> Run:
         CommandError: the training failed, or an override is wrong.
         KeyboardInterrupt: it was interrupted. The run is KILLED, and the same call goes on with it.
     """
-    words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides)]
+    typed = _words(overrides)
+    words = _script_line(typed, fields) or [*typed, *_overrides(fields, typed)]
     result = run_verb("train", words, quiet=quiet)
     return Run(key=str(result["key"]), path=Path(result["folder"]))
 
@@ -95,7 +96,8 @@ def sweep(*overrides: str, quiet: bool = False, **fields: Any) -> Any:
         CommandError: trials have failed; `paceline.runs(state="FAILED")` lists them.
         KeyboardInterrupt: it was interrupted; the same call goes on.
     """
-    words = _script_line(overrides, fields) or [*overrides, *_overrides(fields, overrides, sweeps=True)]
+    typed = _words(overrides)
+    words = _script_line(typed, fields) or [*typed, *_overrides(fields, typed, sweeps=True)]
     swept = run_verb("sweep", words, quiet=quiet)
     best = swept["best"] or {"by": DEFAULT_METRIC, "direction": MAXIMIZE}
     trials = [Trial(**{name: trial[name] for name in Trial._fields}) for trial in swept["trials"]]
@@ -161,6 +163,26 @@ def _print_progress(stderr: IO[bytes], quiet: bool) -> None:
             quiet = quiet or line.startswith(b"ERROR: ")
             if not quiet:
                 print(line.decode(errors="replace"), end="", flush=True)
+
+
+def _words(overrides: Sequence[Any]) -> tuple[str, ...]:
+    """Return the overrides one by one: those of a list too, and of a text with several, ``"model=resnet18 seed=1"``.
+
+    Raises UsageError: a value that is no text.
+    """
+    words = list[str]()
+    for item in overrides:
+        if isinstance(item, (list, tuple)):
+            words += _words(item)
+        elif not isinstance(item, str):
+            raise UsageError(
+                f"{item!r} is no override",
+                hint='paceline.train("experiment=quickstart", lr=0.1), or **fields of a dict',
+            )
+        else:
+            parts = item.split()
+            words += parts if len(parts) > 1 and all(map(is_override, parts)) else [item]
+    return tuple(words)
 
 
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:

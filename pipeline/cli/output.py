@@ -60,7 +60,8 @@ def as_typed(text: str) -> str:
     verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
     ours = re.compile(rf"\bdoit (?=(?:{verbs})\b)")
     lines = text.split("\n")
-    return "\n".join(line if _PROGRAM_LINE.match(line) else ours.sub(f"{command()} ", line) for line in lines)
+    typed = "\n".join(line if _PROGRAM_LINE.match(line) else ours.sub(f"{command()} ", line) for line in lines)
+    return re.sub(rf"\bdoit(?=\n +(?:{verbs})\b)", command(), typed)  # of a wrapped help page
 
 
 def is_warning(text: str) -> bool:

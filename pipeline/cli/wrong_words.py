@@ -32,6 +32,8 @@ _COMMANDS_MEANT = {
     **dict.fromkeys(("watch", "follow", "top"), "doit status --watch"),
     **dict.fromkeys(("log", "tail", "output"), "doit logs"),
     **dict.fromkeys(("test", "eval", "validate"), "doit evaluate"),
+    **dict.fromkeys(("submit", "background", "nohup"), "doit train --detach"),
+    **dict.fromkeys(("metrics", "scores", "best", "leaderboard", "table"), "doit compare"),
     **dict.fromkeys(("fit", "start", "launch", "execute", "repro", "exp"), "doit train"),
     **dict.fromkeys(("srun", "sbatch", "salloc"), "doit train cluster=slurm"),
     **dict.fromkeys(("mpirun", "mpiexec"), "doit train cluster=mpi"),
@@ -44,7 +46,7 @@ _COMMANDS_MEANT = {
     **dict.fromkeys(("download", "prepare"), "doit fetch"),
     **dict.fromkeys(("accelerate", "deepspeed", "fabric"), "doit torchrun --nproc-per-node RANKS train.py"),
     **dict.fromkeys(_PYTHON, "doit run train.py"),
-    **dict.fromkeys(("dashboard", "mlflow", "web"), "doit ui"),
+    **dict.fromkeys(("dashboard", "mlflow", "web", "tensorboard"), "doit ui"),
     "server": "mlflow server, as docs/mlflow-server.md shows",
 }
 
@@ -114,6 +116,8 @@ def _script(word: str, words: Sequence[str]) -> str | None:
 def _about_key(word: str, verb: str) -> str | None:
     """Return advice on a run's key behind a verb that takes none, or on another word behind one that takes a key."""
     if "run" in VERBS[verb].options:
+        if word in ("latest", "newest"):
+            return "did you mean last?"
         return None if nearest(word, VERBS, 0.7) else NO_RUN  # a misspelt verb gets other advice
     if re.fullmatch(r"[0-9a-f]{6,32}|last", word) is None:
         return None

@@ -180,6 +180,14 @@ _SCRIPT = {"name": "script", "script": "a.py", "command": [], "data": None, "sea
             [{"cluster": {"env": env}} for env in ({}, {"A": "1"}, {"A": "1", "B": "x"})],
             [{}, {"cluster.env.A": "1"}, {"cluster.env.A": "1", "cluster.env.B": "x"}],
         ),
+        (  # what follows from another option is no difference of its own
+            [
+                {"dataset": {"name": "digits", "holdout": 9, "flip": True}, "seed": 1},
+                {"dataset": {"name": "digits", "holdout": 9, "flip": False}, "seed": 1},
+                {"dataset": {"name": "mnist", "holdout": None, "flip": True}, "seed": 2},
+            ],
+            [{"dataset.flip": True, "seed": 1}, {"dataset.flip": False, "seed": 1}, {"dataset.flip": True, "seed": 2}],
+        ),
         (  # a script is compared with scripts, by its arguments and data
             [
                 {"program": {**_SCRIPT, "args": {"lr": 1}}},

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline import notebook
+from pipeline.core.errors import UsageError
 from pipeline.notebook import Trial, _best_first, _overrides, _script_line
 
 
@@ -51,3 +53,11 @@ def test_the_trials_of_a_sweep_come_best_first_in_the_direction_of_its_metric(
     }
     trials = [Trial(key=key, state="FINISHED", chosen=(), values=of) for key, of in values.items()]
     assert "".join(trial.key for trial in _best_first(trials, metric, direction)) == order
+
+
+def test_overrides_may_be_a_list_or_stand_in_one_text() -> None:
+    assert notebook._words(("seed=1 optimizer.lr=0.1", ["model=own"])) == ("seed=1", "optimizer.lr=0.1", "model=own")
+    assert notebook._words(("run train.py --tag a=b",)) == ("run train.py --tag a=b",)
+    for value in (None, {"seed": 1}):
+        with pytest.raises(UsageError, match=r"is no override\n  try: paceline\.train\("):
+            notebook._words((value,))

@@ -26,6 +26,8 @@ from tests.integration import preloaded
         ("train optimizer.lr =0.1", "optimizer.lr", "no blanks stand around =: doit train optimizer.lr=0.1"),
         ("train cf0848aa", "cf0848aa", "started with, not its key; doit triage cf0848aa shows those"),
         ("logs nokey", "nokey", "no run has such a key; doit runs lists them"),
+        ("why latest", "latest", "did you mean last?"),
+        ("submit", "submit", "did you mean doit train --detach?"),
         ("train.py --lr 1", "train.py", "did you mean doit run train.py --lr 1? with several ranks it is"),
         ("sbatch train.py", "sbatch", "did you mean doit train cluster=slurm?"),
         ("init mine", "init", "did you mean paceline init my_project, in the folder that is to hold it?"),
@@ -50,7 +52,7 @@ def test_a_word_that_means_nothing_has_no_answer() -> None:
         (("sweep", "seed=0..3"), "the trials of a sweep are written seed='range(0,4)'"),
         (("train", "program=my/train.py"), "no option of program\n  try: program.script=my/train.py\n"),
         (("train", "dataset=examples"), "is dataset=folder\n  try: dataset=folder dataset.source=examples\n"),
-        (("train", "cluster.hosts=a,b"), "write 'cluster.hosts=[a,b]' for a list, \"cluster.hosts='a,b'\" for a text"),
+        (("train", "cluster.hosts=a,b"), "cluster.hosts=a,b: hosts are a list, 'cluster.hosts=[a,b]'"),
     ],
 )
 def test_a_wrong_value_or_flag_is_answered_with_the_right_one(

@@ -203,6 +203,8 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
 
     Without _IN_OTHER_COLUMNS and _NOT_COMPARED. A field is compared among the runs that have it; but a script's
     argument among all scripts, and an environment variable among all runs, because its absence is a difference too.
+    Of a group whose option differs (dataset=digits, dataset=mnist) a field counts if it differs within one option: what
+    follows from the option says no more than that.
     """
     fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}  # key → dotted field → value
     names = {name for fields in fields_by_run.values() for name in fields if name not in _IN_OTHER_COLUMNS}
@@ -218,10 +220,16 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     def is_shown(name: str, fields: Mapping[str, Any]) -> bool:
         return name in fields and not (name.startswith("program.") and fields[name] in (None, "", [], {}))
 
+    def differs(name: str) -> bool:
+        option = f"{name.partition('.')[0]}.name"
+        values_by_option: dict[str, set[str]] = {}
+        for key in compared_runs(name):
+            chosen = "" if name == option else repr(fields_by_run[key].get(option))
+            values_by_option.setdefault(chosen, set()).add(repr(fields_by_run[key].get(name)))
+        return any(len(values) > 1 for values in values_by_option.values())
+
     compared = sorted(name for name in names if name.startswith(_ENV) or not name.startswith(_NOT_COMPARED))
-    differing = [
-        name for name in compared if len({repr(fields_by_run[key].get(name)) for key in compared_runs(name)}) > 1
-    ]
+    differing = [name for name in compared if differs(name)]
     return {
         key: {name: fields[name] for name in differing if is_shown(name, fields)}
         for key, fields in fields_by_run.items()
