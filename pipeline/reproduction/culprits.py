@@ -84,6 +84,10 @@ class Culprit(Enum):
         "metrics of the last step are missing: it went on behind them, and had nothing left to train",
         "evaluate and log once more at the end of the script, whatever was trained before",
     )
+    OTHER_END = (
+        "it ended at another step, and the steps of both are equal: what decides when to end isn't restored",
+        "save what the end depends on in the checkpoint (a counter of patience, the best value, the time used)",
+    )
     SINCE_RESUME = (
         "a metric of the whole training counts from the resume on: nothing else differs",
         "keep its sum in the checkpoint; program.ignore_metrics=[NAME] leaves it out",
@@ -176,6 +180,7 @@ class Evidence:
     differs_at: int | None = None  # the first step whose metrics differ
     started_over: bool = False  # the last attempt began at the run's first step
     lacks_last: bool = False  # the only difference is that metrics of the last step are missing
+    ended_elsewhere: bool = False  # the last steps of both differ, and no step before
     only_totals: bool = False  # the only differences are in metrics that are logged once, at the end
     # a metric that both logged at a step has another value. The first row after a resume doesn't count: a mean since
     # the row before it (transformers' loss) is over fewer steps there
@@ -224,6 +229,9 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
         differs_at=differs_at,
         started_over=bool(before and last) and min(last) <= min(before) and len(last) >= len(before) / 2,
         lacks_last=_lacks_last(before, after),
+        ended_elsewhere=bool(before and after)
+        and max(before) != max(after)
+        and (differs_at or 0) > min(max(before), max(after)),
         only_totals=_only_totals(before, verdict),
         values_differ=values_differ,
         tensors_differ=tuple(name for name in verdict.besides_differing if _tensors_differ(folder, again, name)),
@@ -253,6 +261,8 @@ def culprit(evidence: Evidence) -> Culprit:
         return Culprit.NO_CHECKPOINT
     if evidence.reads_nothing:
         return Culprit.NOT_READ
+    if evidence.ended_elsewhere:
+        return Culprit.OTHER_END
     # the distance from a resume to the first difference
     lacks, differs_at, is_dense = evidence.lacks, evidence.differs_at, evidence.is_dense
     steps_behind = {differs_at - step for step in evidence.resumed_at} if differs_at is not None else set[int]()

@@ -60,6 +60,7 @@ def saved(*holds: str) -> Kill:
     [
         (evidence(), Culprit.CHANCE),
         (evidence(NOT_SAVED), Culprit.NO_CHECKPOINT),
+        (evidence(saved(*ALL), ended_elsewhere=True, differs_at=30), Culprit.OTHER_END),
         (evidence(saved(*ALL), started_over=True), Culprit.NOT_READ),
         (evidence(saved(RANDOM), differs_at=22), Culprit.OPTIMIZER),
         (evidence(saved(), differs_at=22), Culprit.OPTIMIZER),

@@ -276,6 +276,7 @@ def test_options_of_the_script_stand_behind_it(line: str, said: str, folder: Pat
         ),
         ("run --sweep lr=[0.1,0.2] train.py", "is one value, so nothing varies\n  try: --sweep lr=0.1,0.2"),
         ("run --sweep --lr 0.1,0.2 train.py", "a name and its values are missing\n  try: --sweep lr=0.1,0.01"),
+        ("run dodo.py --lr 1", "there is no dodo.py in "),
         ("run ./fit", "./fit is a folder, and run needs a script\n  try: doit run fit/model.py"),
         ("run train.py --help", "train.py --help trains nothing\n  try: python train.py --help"),
     ],

@@ -67,6 +67,7 @@ def translated(
     own_flags, typed = _split_own_flags(following)
     line = _parse_torchrun(typed, root) if name == "torchrun" else _parse_run(typed)
     _refuse_misplaced(line, [name, *typed])
+    _refuse_script_elsewhere(line, folder, root, [name, *typed])
     has_verb = any(word in verbs for word in before)
     start = [*before, *([] if has_verb else ["sweep" if line.sweep else "train"]), *own_flags]
     notes = [f"{', '.join(options)}: not needed, as {why}" for why, options in line.not_needed.items()]
@@ -135,6 +136,16 @@ def _refuse_misplaced(line: ScriptLine, typed: Sequence[str]) -> None:
                 f"{word} stands behind the script, which would get it as it is: overrides stand before the script",
                 hint=f"{start} {shlex.join([line.script, *args])}",
             )
+
+
+def _refuse_script_elsewhere(line: ScriptLine, folder: Path, root: Path, typed: Sequence[str]) -> None:
+    """Refuse a script that isn't in the folder where the line was typed, but would be found in the project's."""
+    if line.module or line.no_python or not line.script.endswith(".py") or (folder / line.script).exists():
+        return
+    if (root / line.script).is_file():
+        there = os.path.relpath(root / line.script, folder)
+        words = [*typed[: len(typed) - len(line.args) - 1], there, *line.args]
+        raise UsageError(f"there is no {line.script} in {folder}", hint=f"doit {shlex.join(words)}")
 
 
 def _parse_torchrun(typed: Sequence[str], root: Path) -> ScriptLine:

@@ -29,8 +29,10 @@ _READ_BYTES = 1 << 20  # from the end of a rank's output: a message may show a w
 _CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")  # escape codes that move the cursor or clear lines
 _HEAD = "Traceback (most recent call last):\n"
 _MARK = r"\[rank\d+\]: "  # torch puts it before each line of an uncaught exception
-_AFTER_EXCEPTION = re.compile(  # lines that torch, Python and wandb print after the exception
-    r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
+_AFTER_EXCEPTION = re.compile(  # lines that torch, Python, wandb and Hydra print after the exception
+    r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: "
+    r"|Set the environment variable HYDRA_FULL_ERROR)",
+    re.MULTILINE,
 )
 
 # lines of torchrun: it ends a process after another rank's failure, and with which code a process ended
