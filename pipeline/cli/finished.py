@@ -5,6 +5,7 @@ A command whose run is finished needs nothing but this module, so it imports no 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.execution.run import Run
 from pipeline.runs import acceptance, recorded_hardware
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import Result, first_metrics, nonfinite_note
+from pipeline.tracking.destinations import URI_VARIABLE
 from trainers.contract.host_facts import Hardware
 
 
@@ -84,6 +86,9 @@ def warn_of_variables(run: Run) -> None:
     """Warn of environment variables that the run's code reads and that its ranks, unlike this shell, don't have."""
     if text := run.variables_not_passed:
         note(f"WARNING: {text}")
+    tracked = run.config.tracking
+    if os.environ.get(URI_VARIABLE) and tracked.enabled and tracked.uri is None:
+        note(f'WARNING: {URI_VARIABLE} of this shell has no effect; tracking.uri="${URI_VARIABLE}" records there')
 
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:

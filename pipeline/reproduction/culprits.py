@@ -381,6 +381,7 @@ def _tensors_differ(folder: RunFolder, again: RunFolder, name: str) -> bool:
 
 # ----------------------------------------------------------------------------- what a checkpoint holds
 _LARGEST_PICKLE_BYTES = 64 << 20  # the pickle of a checkpoint with a million tensors
+_WHOLE_FILES = (".safetensors", ".npy")  # tensors alone, without a time or a random state
 _ZIP = b"PK\x03\x04"  # the first bytes of a zip archive, which torch.save writes
 # kind of state → names of its entries in a checkpoint
 _STATE_TEXTS = {
@@ -400,14 +401,16 @@ def state_kinds(path: Path) -> frozenset[str]:
 
 
 def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int]] | None:
-    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order, or of all bytes of a file of
-    safetensors; None for another file. Tensors of bytes hold random states.
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order, of each array of an .npz, or
+    of all of a .safetensors or .npy; None for another file. Tensors of bytes hold random states.
     """
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix in _WHOLE_FILES:
             content = path.read_bytes()
             return [(len(content), zlib.crc32(content))]
         with zipfile.ZipFile(path) as archive:
+            if path.suffix == ".npz":
+                return [(one.file_size, one.CRC) for one in archive.infolist()]
             left_out = set() if random_states else _storages_of_bytes(archive)  # tensors of bytes are random states
             members = (member for member in archive.infolist() if "/data/" in member.filename)
             return [(one.file_size, one.CRC) for one in members if one.filename.rpartition("/")[2] not in left_out]

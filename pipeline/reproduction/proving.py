@@ -176,7 +176,7 @@ def text(proof: Proof) -> str:
     killed = f"killed {counted(len(evidence.kills), 'time')} (after {after})"
     if culprit is None:
         head = f"PROVEN {run}: {killed}, and {proof.verdict.compared}, metrics and steps are equal"
-        return "\n".join([head, *_about_resume(proof)])
+        return "\n".join([head, *_about_resume(proof), *_not_compared(proof.verdict)])
     names = ",".join(item.field for item in proof.verdict.outcome if item.field != "steps")
     mend = culprit.mend.replace("[NAME]", f"[{names or 'NAME'}]")
     finding = [f"  culprit  {culprit.finding}", f"  mend     {mend}"]
@@ -186,6 +186,12 @@ def text(proof: Proof) -> str:
     steps = ", ".join(map(str, evidence.resumed_at))
     resumed = f"it was itself resumed, at step {steps}; an undisturbed run differs from step {evidence.differs_at} on"
     return "\n".join([f"NOT PROVEN {run}: {resumed if proof.was_resumed else 'it comes out otherwise'}", *finding])
+
+
+def _not_compared(verdict: Verdict) -> list[str]:
+    """Return a line about files that differ and are no results, such as logs and checkpoints that hold a time."""
+    names = verdict.besides_differing
+    return [f"  besides  {first_of(names, _SHOWN)} differ, which are no results and no tensors"] if names else []
 
 
 def _about_resume(proof: Proof) -> list[str]:
