@@ -86,7 +86,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
     return merged, tuple(folder.overrides())
 
 
-def of_the_run_under_way(invocation: Invocation, resolved: Section, root: Path) -> Invocation:
+def with_run_in_progress(invocation: Invocation, resolved: Section, root: Path) -> Invocation:
     """Return the invocation with ``run=KEY`` of the only run in progress. Raises UsageError: not exactly one is."""
     runs_dir = resolved["paths"]["runs"]
     folder = index.only_under_way(root / expanded(runs_dir, "paths.runs"), invocation.verb or "")
@@ -194,7 +194,7 @@ def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
                 for host in hosts
             ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise damaged(folder.key, error, "attach") from error
+        raise damaged_error(folder.key, error, "attach") from error
     return {**section, "hostfile": None}
 
 
@@ -214,7 +214,7 @@ def _stored_section(folder: RunFolder, name: str) -> Section:
     return section if isinstance(section, dict) else {}
 
 
-def damaged(key: str, error: Exception, verb: str | None) -> UsageError:
+def damaged_error(key: str, error: Exception, verb: str | None) -> UsageError:
     """Return the error for a config.json with impossible values; ``error`` is what its values raised."""
     why = f"it lacks the field {error}" if isinstance(error, KeyError) else str(error)
     return UsageError(f"config.json of run {key} is no configuration that can be used: {why}", hint=_with_words(verb))

@@ -87,7 +87,7 @@ class Session:
             from pipeline.cli import named_run  # imports the launch, which only a named run needs
 
             if attaches_to_any:
-                self.invocation = named_run.of_the_run_under_way(self.invocation, resolved, ROOT)
+                self.invocation = named_run.with_run_in_progress(self.invocation, resolved, ROOT)
             resolved, words = named_run.configuration(self.invocation, resolved, ROOT)
         verb = VERBS.get(self.invocation.verb or "")
         try:
@@ -103,7 +103,7 @@ class Session:
         except (KeyError, TypeError, AttributeError, ValueError) as error:  # config.json of a named run is damaged
             if not self._takes_stored_config:
                 raise
-            raise named_run.damaged(self.invocation.options["run"], error, self.invocation.verb) from error
+            raise named_run.damaged_error(self.invocation.options["run"], error, self.invocation.verb) from error
         if self.invocation.verb == "train":
             step_source.refuse_unused_steps(resolved, config.step)
         masking.remember(config.secrets)

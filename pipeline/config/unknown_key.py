@@ -126,7 +126,7 @@ class UnknownKeyError(UsageError):
         if name := ALIASES.get(".".join(parts)) or ALIASES.get(parts[-1]):
             return name
         same = (name for name in self._chosen if name.rpartition(".")[2] == parts[-1])
-        return None if parts[-1] in ("name", "run") else next(same, None)  # several groups have these fields
+        return None if parts[-1] in ("name", "run") else next(same, None)  # too common to mean one certain field
 
     def _most_similar(self) -> str | None:
         """Return the most similar name: in the key's section if there is such a section, else among all names."""

@@ -44,7 +44,7 @@ def test_a_value_comes_from_what_was_merged_last(
 
 @pytest.mark.slow
 def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) -> None:
-    read = yaml.safe_load(origins.text(found))
+    read = yaml.safe_load(origins.as_yaml(found))
     composed = compose.resolve(compose.compose_config(WORDS))
     assert read.pop("cluster")["env"] == {"A": "1", "B_TOKEN": "***"}
     assert read == {name: section for name, section in composed.items() if name != "cluster"}

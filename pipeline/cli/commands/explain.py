@@ -142,4 +142,4 @@ def config(current: Session) -> None:
     if wants_json():
         answer([{"field": ".".join(item.keys), "value": item.value, "source": item.origin} for item in values])
         return
-    say_log(origins.text(values))
+    say_log(origins.as_yaml(values))

@@ -215,7 +215,6 @@ def diff(current: Session) -> None:
     runs = _find_pair(current.config.runs_dir, current.invocation.arguments)
     digests = [divergence.read(folder.path) for folder in runs]
     first, steps = divergence.first_difference(digests[0], digests[1])
-    # the error is the answer if they differ, as with diff(1)
     origin, summary = None, f"{runs[0].key} and {relative(runs[1].path)}: {counted(len(steps), 'step')} compared"
     if first is None:
         say(f"{summary}, up to step {steps[-1]}: all digests are equal")
@@ -224,7 +223,7 @@ def diff(current: Session) -> None:
         if current.invocation.options.get("replay") != "0":
             line, origin = _replay(current, runs, first, len(digests[0][first.step]))
             summary += f"\n  replay            {line}"
-    error = None if first is None else PacelineError(summary)
+    error = None if first is None else PacelineError(summary)  # exit code 1 for a difference, as of diff(1)
     if wants_json():
         data = {
             "runs": [folder.key for folder in runs],

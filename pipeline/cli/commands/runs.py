@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import STATE_COLOURS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
-from pipeline.config.overrides.origins import stands_for
+from pipeline.config.overrides.origins import identifying_fields
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion, without_host_and_rank
 from pipeline.core.printable import printable, printable_lines, takes_colours
@@ -92,7 +92,8 @@ def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> RunFilter:
     for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         is_group = "." not in name and isinstance(resolved.get(name), Mapping)
-        paths = (stands_for(name, words) or [name]) if is_group else [name]  # model=resnet18: the fields that it sets
+        # model=resnet18 stands for the fields that it sets
+        paths = (identifying_fields(name, words) or [name]) if is_group else [name]
         for path in paths:
             try:
                 value = functools.reduce(operator.getitem, path.split("."), resolved)

@@ -198,7 +198,7 @@ def report_end(folder: SweepFolder, results: Sequence[TrialResult], ended: Seque
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     record = folder.read_begun() if wants_json() else folder.read()
-    # --max-trials, --budget or a search's end may leave trials for the next command
+    # with --max-trials some are left for the next command
     done = {entry.key for entry in folder.entries() if entry.state in _ENDS}
     if remaining := record.total - sum(trial.key in done for trial in record.trials):
         say(f"  left     {counted(remaining, 'trial')} of {record.total}; the same command goes on with them")

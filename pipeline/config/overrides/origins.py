@@ -42,7 +42,7 @@ def values(words: Sequence[str]) -> list[Value]:
     return [Value(keys, value, origins.get(keys) or _default(config, keys)) for keys, value in _leaves(resolved)]
 
 
-def stands_for(group: str, words: Sequence[str]) -> list[str]:
+def identifying_fields(group: str, words: Sequence[str]) -> list[str]:
     """Return the fields by which runs with the option that ``words`` choose in ``group`` are recognised.
 
     If the option's file sets its own name (``name: resnet18`` in model/resnet18.yaml), this is ``model.name`` alone.
@@ -62,12 +62,12 @@ def stands_for(group: str, words: Sequence[str]) -> list[str]:
     return list(fields_set)
 
 
-def text(fields: Sequence[Value]) -> str:
+def as_yaml(fields: Sequence[Value]) -> str:
     """Return YAML with the origin of each value as a comment."""
     lines: list[str] = []
     parents: tuple[str, ...] = ()
     for keys, value, origin in fields:
-        # the headings of the sections that begin here
+        # the headings of the sections that begin with this field
         for depth in range(len(keys) - 1):
             if keys[: depth + 1] != parents[: depth + 1]:
                 lines.append(f"{'  ' * depth}{keys[depth]}:")
