@@ -28,6 +28,7 @@ class Restarts:
         """``keeps_hosts``: a sweep has assigned the hosts, so none is replaced. ``begun_before``: an earlier command
         began the run, and may have been killed after it had lost a host. ``shards``: trainer.shards."""
         self.cluster, self.shards = cluster, shards
+        # labels of the hosts of earlier attempts: another host that doesn't answer may have a wrong name
         self.took_part = {host.label for host in cluster.hosts} if begun_before else set[str]()
         self._keeps_hosts = keeps_hosts
         self.has_failed = False  # True after a failed attempt of this command: the next attempt is a restart
@@ -38,7 +39,7 @@ class Restarts:
     def record_failure(self, error: TrainingError, *, step: int, now: float, saved: str = "") -> None:
         """Record a failed attempt. ``saved``: the checkpoints that a script resumes from, as text. Raises TrainingError
         if another attempt wouldn't help."""
-        if error.cause in ("config", "cancelled", "outputs"):  # outputs: they can't be fetched
+        if error.cause in ("config", "cancelled", "outputs"):  # a bad setting, a cancelled job, a failed fetch
             raise error
         self.took_part |= {host.label for host in self.cluster.hosts}
         # the same message (numbers aside) at the same step from the same checkpoint would only come a third time

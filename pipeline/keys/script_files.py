@@ -34,7 +34,7 @@ STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
 _LIKENESS = 0.7  # similarity for "did you mean": "nope" must not suggest "opt"
-_FILE = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")  # a word that may be the name of a file
+_FILE_NAME = re.compile(r"[\w@+][\w./@+ -]{0,200}\.\w{1,12}")  # a word that may be the name of a file
 _TORCH = "torch"  # its version counts even if the script doesn't import it, because torchrun is part of torch
 
 
@@ -178,7 +178,7 @@ def unsnapshotted_files(files: ScriptFiles, code: Closure, args: Any) -> list[st
     """List the files that exist and that the script names although the snapshot (``code``) lacks them. They are
     returned as ``program.inputs`` would name them. ``args``: the arguments of the script."""
     missing: dict[str, None] = {}
-    names = filter(_FILE.fullmatch, sorted({*words(args), *code.names}))
+    names = filter(_FILE_NAME.fullmatch, sorted({*words(args), *code.names}))
     for _, path in _existing(names, (files.folder, files.root)):
         name = path.relative_to(files.root if path.is_relative_to(files.root) else files.folder).as_posix()
         if path not in code.sources.values() and not any(fnmatch(name, pattern) for pattern in files.outputs):

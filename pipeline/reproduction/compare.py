@@ -42,7 +42,7 @@ _TIME_NAME = re.compile(
     re.IGNORECASE,
 )
 """Matches names of metrics, fields or columns that are times or rates, which differ between any two runs."""
-_NAMED = 8  # names in a line
+_MOST_NAMED = 8  # names in a line
 _RANKS = ("nnodes", "world_size")  # not compared with trainer.shards, where any number of ranks gives the same weights
 _SEEDS = {"seed", "program.args.seed"}
 _LEAST_RUNS = 3  # for a spread over seeds
@@ -126,6 +126,7 @@ def compare(
         times = [name for name in sorted(names) if is_time(name) or any(fnmatch(name, glob) for glob in ignored)]
         left_out = {*files.equal, *times}
         old, new = ({name: fields[name] for name in fields if name not in left_out} for fields in (old, new))
+    # a script's metric or declared file decides, even if all undeclared files are equal
     decided = bool({*old, *new} - {*_ALWAYS_COMPARED, *_RANKS} or files.equal)
     provenance = again.read_json(run_folder.PROVENANCE) or {}
     # hosts that only one of the two had aren't compared: ``outcome`` has the number of nodes
@@ -298,7 +299,8 @@ def text(verdict: Verdict) -> str:
             lines.append(f"computed by {verdict.hardware}: other bits were to be expected; {why}")
     if verdict.besides:
         differing = verdict.besides_differing
-        shown = f"{first_of(differing, _NAMED)} differ{'s' if len(differing) == 1 else ''}, not compared to the bit"
+        verb = "differs" if len(differing) == 1 else "differ"
+        shown = f"{first_of(differing, _MOST_NAMED)} {verb}, not compared to the bit"
         files = f"{counted(len(verdict.besides), 'file')} of its working directory, checkpoints and other hosts"
         lines.append(f"{files}: {shown if differing else 'equal'}")
     if verdict.times:

@@ -128,7 +128,7 @@ class _Index:
         listed = "\0".join(taken).encode(errors="surrogateescape")
         options = ("--ignore-errors", "--pathspec-from-file=-", "--pathspec-file-nul")
         error = self._error_of("add", *self._sparse, *options, input_=listed)
-        if error is not None:
+        if error is not None:  # git names only the first file that it refuses
             added = set(self._names("ls-files", "-z"))
             self._left_out |= {name: f"git can't take it ({error})" for name in taken if name not in added}
 
