@@ -1,4 +1,4 @@
-"""The program that runs a step's Python function: ``python -m trainers.call JSON``, started by ``doit step:NAME``.
+"""The program that runs the Python function of a step (`doit step`): ``python -m trainers.call JSON``.
 Standard library only. The JSON object has ``function`` (``package.module:name``), ``args`` (keyword arguments),
 ``inputs`` (paths) and ``out`` (the output folder)."""
 

@@ -43,20 +43,17 @@ _NOT_COMPARED = {  # settings that may change between the attempts of a run: the
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """State after ``step`` steps, which is ``position`` steps into ``epoch`` (from 0). ``own``: the state that differs
-    between ranks (batch statistics), [world_size, values]; with trainer.shards, which divides each batch into that
-    number of parts, [parts, values]. ``progress``: ``Progress`` as a dictionary. ``metrics``: the content of
-    metrics.jsonl, stored in the .json.
-    """
+    """The state of a run after ``step`` steps."""
 
     step: int
-    epoch: int
-    position: int
+    epoch: int  # from 0
+    position: int  # steps into that epoch
     model: dict[str, Tensor]
     optimizer: dict[str, list[Tensor]]
+    # state that differs between ranks (batch statistics): [world_size, values]; with trainer.shards [shards, values]
     own: Tensor
-    progress: dict[str, Any] = field(default_factory=dict)
-    metrics: str = ""
+    progress: dict[str, Any] = field(default_factory=dict)  # ``Progress`` as JSON
+    metrics: str = ""  # content of metrics.jsonl, stored in the .json
 
     @property
     def size_bytes(self) -> int:
@@ -88,19 +85,16 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNotes:
-    """The .json beside a checkpoint, which also has a ``digest`` of itself. ``sha256``: of the .pt; ``attempt``: the id
-    of the one that wrote it; ``identity``: in the file, its fields are not nested; ``nodes``: the hardware of each;
-    ``metrics``: the lines of metrics.jsonl up to ``step``.
-    """
+    """The .json beside a checkpoint, which also has a ``digest`` of itself."""
 
-    sha256: str
-    attempt: str
+    sha256: str  # of the .pt
+    attempt: str  # id of the attempt that wrote it
     step: int
     epoch: int
     position: int
-    identity: Identity
+    identity: Identity  # in the file, its fields are not nested
     nodes: tuple[NodeHardware, ...]
-    metrics: str
+    metrics: str  # the lines of metrics.jsonl up to ``step``
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""

@@ -28,7 +28,7 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
     running = _note_running()
-    # None: torchrun didn't start this rank, so there is no folder in which the agent looks for a heartbeat
+    # without torchrun there is no folder in which the agent looks for a heartbeat
     if running is not None:
         HEARTBEAT.publish(running.parent)
     run_entry(lambda: run(path.resolve()))

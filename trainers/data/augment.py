@@ -51,20 +51,17 @@ def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The samples of one epoch in visiting order: ``index`` in the pack, and the augmentation of each, int64 [samples].
-    ``top``, ``left``: the crop's corner in the padded image; ``hole_y``, ``hole_x``: the centre of the cutout.
-    ``seeds``: random bits for a user-defined augmentation; ``crops`` [samples, 4]: random numbers below 2**24 for a
-    random-resized crop's area, proportions, and place across and down. None: that augmentation is off.
-    """
+    """The samples of one epoch in visiting order, and the augmentation of each: int64 [samples]; None: it is off."""
 
-    index: Tensor
-    top: Tensor | None = None
+    index: Tensor  # in the pack
+    top: Tensor | None = None  # corner of the crop in the padded image
     left: Tensor | None = None
-    mirrored: Tensor | None = None
+    mirrored: Tensor | None = None  # bool [samples]
+    # [samples, 4]: random numbers below 2**24 for a random-resized crop's area, proportions, place across and down
     crops: Tensor | None = None
-    hole_y: Tensor | None = None
+    hole_y: Tensor | None = None  # centre of the cutout
     hole_x: Tensor | None = None
-    seeds: Tensor | None = None
+    seeds: Tensor | None = None  # random bits for a user-defined augmentation
 
     def batch(self, start: int, count: int) -> EpochPlan:
         """Return the plan of ``count`` samples from position ``start``."""

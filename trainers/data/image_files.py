@@ -89,13 +89,11 @@ def centre_box(width: int, height: int, geometry: Geometry) -> Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """A random crop, drawn before the image's size is known: the share of its area, the proportions relative to the
-    output's, and the place between the edges (0..1).
-    """
+    """A random crop, drawn before the image's size is known."""
 
-    area: float
-    proportions: float
-    across: float
+    area: float  # as a share of the image's
+    proportions: float  # relative to the output's
+    across: float  # place between the left (0) and the right (1) edge
     down: float
 
     def box(self, width: int, height: int, geometry: Geometry) -> Box:

@@ -33,17 +33,14 @@ _FREE_SHARE = 0.5  # share of the free device memory for resident data
 
 @dataclass(frozen=True, kw_only=True)
 class MappedPack:
-    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device. ``row_reader`` is set
-    if the GPU has no room for all rows, or if rows must be decoded. For a pack that keeps the image files, ``images``
-    holds the bytes of all files, and ``places`` int64 [N, 2] the start and end of each file.
-    """
+    """An open data pack, whose images and labels are on one device."""
 
     folder: Path
     manifest: Manifest
-    images: Tensor
-    labels: Tensor
-    row_reader: RowReader | None = None
-    places: Tensor | None = None
+    images: Tensor  # uint8 [N, C, H, W]; of a pack that keeps the image files, the bytes of all files
+    labels: Tensor  # int64 [N]
+    row_reader: RowReader | None = None  # set if the GPU has no room for all rows, or if rows must be decoded
+    places: Tensor | None = None  # of a pack that keeps the image files: start and end of each, int64 [N, 2]
 
     def rows(self, index: Tensor, device: torch.device) -> Rows:
         """Return images uint8 [n, C, H, W] and labels [n] on ``device``; ``index`` is on the labels' device."""
@@ -176,12 +173,10 @@ Rows = tuple[Tensor, Tensor]  # images uint8 [n, C, H, W] and labels int64 [n]
 
 
 class RowRequest(NamedTuple):
-    """A request for rows. ``samples``: their numbers in the pack, int64 [n] on the CPU; ``crops``: random numbers of
-    crops that are cut while decoding, int64 [n, 4] (``EpochPlan.crops``).
-    """
+    """A request for rows of a pack."""
 
-    samples: Tensor
-    crops: Tensor | None = None
+    samples: Tensor  # their numbers in the pack, int64 [n] on the CPU
+    crops: Tensor | None = None  # random numbers of crops that are cut while decoding, int64 [n, 4]
 
     def equals(self, other: RowRequest) -> bool:
         """Return True if both request the same rows."""

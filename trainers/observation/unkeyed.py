@@ -1,5 +1,5 @@
 """The search for unkeyed files, those of the project that a program read or looked for although its key doesn't cover
-them, and the warnings about them. A program runs in a copy of the project that has exactly the files of the key."""
+them, and the warnings about them. A script runs in a copy of the project that has exactly the files of the key."""
 
 from __future__ import annotations
 

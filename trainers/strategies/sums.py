@@ -61,13 +61,11 @@ class SharedMemory:
 
 @dataclass(kw_only=True)
 class SharedSum:
-    """State of ``shared_memory_hook``: this step's buckets so far, each in two halves. ``factor``: 0.5 for the mean,
-    1.0 for the sum. ``given``, ``added``: pairs of (half of a bucket, its place in the memory); the other rank adds up
-    the given half, this rank the added one.
-    """
+    """State of ``shared_memory_hook``: this step's buckets so far, each in two halves."""
 
     memory: SharedMemory
-    factor: float = 0.5
+    factor: float = 0.5  # for the mean; 1.0 for the sum
+    # (half of a bucket, its place in the memory): the other rank adds up the given halves, this rank the added ones
     given: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     added: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)  # (future of a bucket, the bucket)

@@ -25,17 +25,13 @@ _SHIFT_PIXELS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The result of evaluating one split.
+    """The result of evaluating one split."""
 
-    ``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order, ``more``
-    holds the means of further metrics.
-    """
-
-    loss: float
+    loss: float  # mean cross-entropy, without label smoothing
     accuracy: float
     count: int
-    predictions: list[int]
-    more: Mapping[str, float] = field(default_factory=dict)
+    predictions: list[int]  # classes, in split order
+    more: Mapping[str, float] = field(default_factory=dict)  # means of further metrics
 
     def metrics(self, split: str) -> dict[str, float]:
         """Return the metrics under their names in metrics.jsonl, such as ``val/loss``."""
@@ -52,20 +48,18 @@ def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Evaluates a model on the splits of a pack. ``batch_size``: smallest number of images in a rank's batch. ``more``:
-    further metrics, from logits [n, classes] and labels [n] to values [n]. ``seed``: of random numbers that the model
-    draws. ``shards``: number of parts in which a split is evaluated and summed; 0: one part per rank.
-    """
+    """Evaluates a model on the splits of a pack."""
 
     model: nn.Module
     pack: MappedPack
     context: RankContext
     normalise: Normaliser
     precision: str
-    batch_size: int
+    batch_size: int  # smallest number of images in a rank's batch
     tta: str = "none"
-    shards: int = 0
-    seed: int = 0
+    shards: int = 0  # number of parts in which a split is evaluated and summed; 0: one part per rank
+    seed: int = 0  # of random numbers that the model draws
+    # further metrics: logits [n, classes] and labels [n] → values [n]
     more: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
 
     def evaluate(self, split: str) -> Evaluation:

@@ -28,17 +28,14 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours in torch's m
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """How a file of weights was applied: ``setting`` as the user wrote it, how many tensors were ``loaded``, names of
-    the network's tensors that stayed ``fresh`` (other classes) and of the file's that were ``left_out``, and ``notes``
-    on how the state dict was found in the file.
-    """
+    """How a file of weights was applied to the network."""
 
-    setting: str
+    setting: str  # as the user wrote it: init.weights=…
     sha256: str
-    loaded: int
-    fresh: tuple[str, ...]
-    left_out: tuple[str, ...]
-    notes: tuple[str, ...]
+    loaded: int  # number of tensors
+    fresh: tuple[str, ...]  # tensors of the network that stayed as drawn, because the file has other classes
+    left_out: tuple[str, ...]  # tensors of the file
+    notes: tuple[str, ...]  # on how the state dict was found in the file
 
     def line(self) -> str:
         """Return a line for the user."""

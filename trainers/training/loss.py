@@ -114,11 +114,9 @@ def _weighted(logits: Tensor, labels: Tensor, *, weights: Tensor, label_smoothin
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The losses of one interval: ``loss`` is the mean over ``steps`` steps and all ranks (NaN: none was finite).
-    ``checkpoint_requested``: rank 0 has called ``Losses.request``; ``stop_requested``: with ``stop``.
-    """
+    """The losses of one interval, and rank 0's request (``Losses.request``)."""
 
-    loss: float
+    loss: float  # mean over the steps and all ranks; NaN: none was finite
     steps: int
     checkpoint_requested: bool
     stop_requested: bool

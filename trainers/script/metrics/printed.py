@@ -1,6 +1,6 @@
-"""The reader of the metrics that a script has printed, for a script that reports none in another way (program.metrics=
-auto). It runs when the script has ended. Lines of earlier attempts are kept (``keep_lines``): those before the position
-at which this attempt went on come first."""
+"""The reader of the metrics that a script has printed, for a script that reports none in another way
+(program.metrics=auto). It runs when the script has ended. Lines of earlier attempts are kept (``keep_lines``): those
+before the position at which this attempt went on come first."""
 
 from __future__ import annotations
 
@@ -266,17 +266,14 @@ _SUMMARY = re.compile(r"\s*\*\s")
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """One line with metrics. ``epochs``: passed ones, if they have a fraction. ``step``: of ``steps`` of its epoch.
-
-    ``split``: train, val, … with which the line begins, or whose lines it sums up; '' without one.
-    """
+    """One line with metrics, and what it says of its position."""
 
     metrics: Mapping[str, float]
     epoch: int | None = None
     step: int | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    split: str = ""
+    steps: int | None = None  # of an epoch
+    epochs: float | None = None  # epochs that have passed, with a fraction
+    split: str = ""  # train, val, … with which the line begins, or whose lines it sums up; '' without one
 
     @property
     def position(self) -> tuple[float, int] | None:
