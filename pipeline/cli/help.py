@@ -24,6 +24,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.places import HOME, IS_INSTALLED
 
 _MAX_COLUMNS = 110
+_MIN_MEANING = 34  # columns beside the names of a table
 _HELP_FLAGS = ("-h", "--help")
 _LINE_OPTIONS = {
     "-m": "SCRIPT.py is the name of a module, as for python -m",
@@ -208,10 +209,13 @@ def _width() -> int:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return two columns; in a narrow terminal each meaning stands below its name."""
     longest = max(len(name) for name, _ in rows)
+    is_narrow = _width() - longest < _MIN_MEANING
     lines: list[str] = []
     for name, meaning in rows:
-        start = f"  {name.ljust(longest)}  "
+        start = " " * 6 if is_narrow else f"  {name.ljust(longest)}  "
+        lines += [f"  {name}"] if is_narrow else []
         lines += textwrap.wrap(meaning, _width(), initial_indent=start, subsequent_indent=" " * len(start)) or [start]
     return lines
 
