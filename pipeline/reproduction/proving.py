@@ -6,6 +6,7 @@ Kills prove something only if a repetition resumed from a checkpoint that lay wi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import re
@@ -263,17 +264,24 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0
     # one kill in each of ``kills`` equal parts: a state that changes late shows only after a late kill
     between = (_LATEST - _EARLIEST) / max(1, kills)
     shares = [(_EARLIEST + (number + chance.random()) * between) * factor for number in range(kills)]
-    logs = (timed.path / run_folder.ATTEMPTS).glob("*/*.log")
-    printed = [position for log in logs for position in _printed_in(log)]
+    printed_by_log = [[*_printed_in(log)] for log in (timed.path / run_folder.ATTEMPTS).glob("*/*.log")]
+    printed = [position for positions in printed_by_log for position in positions]
     # printed metrics reach metrics.jsonl only at the end of an attempt
     positions = {(0.0, row.step) for row in rows} if not printed else {one for one in printed if one is not None}
+    shows_progress = len(positions) >= _FEWEST_POSITIONS and not any(map(_begins_anew, printed_by_log))
     return Moments(
         shares=tuple(shares),
-        positions=tuple(sorted(positions)) if len(positions) >= _FEWEST_POSITIONS else (),
+        positions=tuple(sorted(positions)) if shows_progress else (),
         are_rows=not printed,
         first_row_s=first - begun,
         trained_s=last - first,
     )
+
+
+def _begins_anew(positions: Sequence[_Position | None]) -> bool:
+    """Whether epochs begin again within one attempt, as in each fold of a cross-validation."""
+    epochs = [position[0] for position in positions if position is not None]
+    return any(later < earlier for earlier, later in itertools.pairwise(epochs))
 
 
 class Killer:

@@ -288,6 +288,11 @@ def test_how_far_a_run_is_shows_in_its_log_or_in_rows_that_come_while_it_runs(
     assert (drawn.positions, drawn.are_rows) == (positions, are_rows)
 
 
+def test_time_decides_where_the_epochs_begin_anew_in_each_fold(tmp_path: Path) -> None:
+    log = "".join(f"0 | fold {fold} epoch {epoch} loss 0.5\n" for fold in range(3) for epoch in range(4))
+    assert draw_moments(finished(tmp_path, log, 4), 2, 7).positions == ()
+
+
 def test_progress_is_that_of_the_log_however_slow_the_computer_is(tmp_path: Path, monkeypatch: Any) -> None:
     """Nine lines, ten seconds from one to the next: half of the way is behind the fourth one and five seconds."""
     now = [1000.0]
