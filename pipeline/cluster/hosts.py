@@ -74,8 +74,8 @@ class Hosts:
 
         ``modules``: whose installed versions to report. ``warm``: environment for warm parents to start now.
         """
-        lacking = pack is not None and any(not fact.pack_path for fact in self._facts)  # a start may have sent it
-        if not self._facts or self._pack != pack or lacking or not self._modules.issuperset(modules):
+        lacks_pack = pack is not None and any(not fact.pack_path for fact in self._facts)  # a start may have sent it
+        if not self._facts or self._pack != pack or lacks_pack or not self._modules.issuperset(modules):
             self._modules |= frozenset(modules)
             self._facts, self._pack = self.launcher.probe(pack, sorted(self._modules), warm), pack
             self._checks = None
@@ -228,7 +228,7 @@ def check_cluster(cluster: Cluster, *, root: Path, local_gpus: int) -> str:
             hint="cluster.device=cpu, or a cluster that has GPUs: cluster=pssh cluster.hosts=[HOST]",
         )
     ranks, cores = host.nproc_per_node, count_cpus()
-    if cluster.device == "cuda" or ranks <= _MAX_RANKS_PER_CORE * cores:
+    if cluster.device == "cuda" or ranks <= _MAX_RANKS_PER_CORE * cores:  # ranks on GPUs need few cores
         return ""
     return (
         f"WARNING: {ranks} ranks on {counted(cores, 'core')}: they wait for each other; "

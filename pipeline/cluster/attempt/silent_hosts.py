@@ -53,7 +53,7 @@ class SilentHosts:
                 self._asked_at = 0.0
             case NodeAnswers():
                 self._reasons.pop(event.host, None)
-                if event.host in self._waited_for:
+                if event.host in self._waited_for:  # the user was told that it is silent
                     self._waited_for.remove(event.host)
                     text = f"{event.host} answers again, after {event.silent_s:.0f} s; nothing is lost"
                     self._emit(Notice(text=text))

@@ -119,7 +119,7 @@ class StallWatch:
             self._examination = _Examination(asked_at=now, slow_steps=slow_steps)
             return ExamineOrder(with_stacks=False)
         examination = self._examination
-        if examination.slow_steps is None or len(examination.answers) < len(self.nodes):
+        if examination.slow_steps is None or len(examination.answers) < len(self.nodes):  # answers are to come
             return None
         verdict = slow_connection(examination.ranks, self._hosts, examination.slow_steps)
         self._examination = self._window = None

@@ -62,10 +62,11 @@ def command(container: Container, program: list[str], *, cwd: str, mounts: dict[
         options += [word for mount in bind_mounts for word in ("--mount", mount)]
         return [engine, "exec", *options, "--pwd", cwd, image, *program]
     options = ["--rm", "--interactive", "--name", container.name, "--network=host", "--ipc=host", "--pid=host"]
+    # the agent keeps the output itself; SELinux's labels would forbid the mounts
     options += ["--log-driver=none", "--security-opt=label=disable", f"--user={login.uid}:{login.gid}"]
     options += [f"--ulimit={limit}={value}" for limit, value in login.ulimits.items()]
     if kind == "podman":
-        options += ["--userns=keep-id"] if login.uid else []
+        options += ["--userns=keep-id"] if login.uid else []  # the login owns the files that ranks write
         options += ["--device=nvidia.com/gpu=all"] if gpus else []
     else:
         options += ["--gpus=all"] if gpus else []

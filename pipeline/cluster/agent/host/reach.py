@@ -117,9 +117,10 @@ class ReachCheck:
                 with self.changed:
                     self.awaited.discard((int(node), int(connection.getsockname()[1])))
                     self.changed.notify()
+                # most nodes close the connection here, and some send LARGE
                 if len(read_until(connection, lambda data: len(data) >= len(LARGE))) == len(LARGE):
                     connection.sendall(f"{WHOLE}\n".encode())
-                    read_until(connection, bool)
+                    read_until(connection, bool)  # until the other side closes
             with self.changed:
                 self.greeted -= 1
                 self.changed.notify()

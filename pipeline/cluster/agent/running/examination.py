@@ -323,7 +323,7 @@ def _collectives_of(dump: Json) -> tuple[Collectives, ...]:
             for entry in dump["entries"]
             if str(entry["process_group"][0]) == str(group)
             and entry["collective_seq_id"] == completed + 1
-            and not entry["is_p2p"]
+            and not entry["is_p2p"]  # send and receive have numbers of their own
         ]
         described = _describe_collective(first_incomplete[-1]) if first_incomplete else {}
         rows.append(Collectives(group=str(group), enqueued=enqueued, completed=max(completed, 0), **described))

@@ -107,7 +107,7 @@ class Rules:
 
 
 class Tail:
-    """Reads a growing file as complete masked lines. ``shows_bars``: and each ``BAR_S`` the state of a progress bar."""
+    """Reads a growing file as complete masked lines. ``shows_bars``: with a progress bar's state each ``BAR_S``."""
 
     def __init__(self, path: str, rules: Rules | None = None, *, shows_bars: bool = False) -> None:
         self.path = path
@@ -117,7 +117,7 @@ class Tail:
         self._rest = b""  # the unfinished line at the end of them
 
     def lines(self, last: bool = False) -> list[str]:
-        """Return the new lines since the last call; lines that are too long are cut. ``last``: no call follows."""
+        """Return the lines since the previous call, cut if they are too long. ``last``: nothing is written any more."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)

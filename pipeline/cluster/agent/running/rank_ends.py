@@ -76,7 +76,7 @@ def rank_failures(
         local_rank = int(os.path.basename(os.path.dirname(folder)))
         rank, rank_exit = first_rank + local_rank, exits.get(local_rank)
         failure = recorded_error(os.path.join(folder, "error.json"), rank)
-        if failure is None and (rank_exit is not None or not ended_by_agent):  # else it printed that it was ended
+        if failure is None and (rank_exit is not None or not ended_by_agent):  # else it prints about being ended
             failure = printed_error(os.path.join(folder, "stderr.log"), rank, rank_exit, script_code=script_code)
         if failure is not None:
             failures[rank] = failure

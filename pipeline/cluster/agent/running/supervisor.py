@@ -147,7 +147,7 @@ class Supervisor:
         )
         os.makedirs(registry.folder, exist_ok=True)
         write_json(registry.entry_path(self.request.run_id, self.node.node_rank), entry)
-        write_json(self.path("agent.json"), entry)
+        write_json(self.path("agent.json"), entry)  # for agents that know only this folder
         for name in RESERVES:
             with open(self.path(name), "wb") as reserve:
                 reserve.write(bytes(RESERVE_BYTES))
