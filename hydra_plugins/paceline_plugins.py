@@ -26,10 +26,7 @@ class PacelineLauncher(Launcher):
         self._application: Any = sys.modules[task_function.__module__]  # pipeline/__main__.py
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Train the jobs; return no results for Hydra, because they are in the run folders.
-
-        Ends the command: with exit code 1 if a trial fails, with 3 for wrong words.
-        """
+        """Train the jobs; exit with 1 if a trial fails, with 3 for wrong words. Results are in the run folders."""
         self._application.train_jobs([tuple(job) for job in job_overrides], self._typed)
         return []
 

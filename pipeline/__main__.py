@@ -59,10 +59,7 @@ def main(config: DictConfig) -> None:
 
 
 def train_jobs(overrides: Sequence[tuple[str, ...]], typed: Sequence[str]) -> None:
-    """Train the jobs of --multirun as one sweep, for Hydra's launcher plug-in (hydra_plugins/paceline_plugins.py).
-
-    ``overrides``: the words of each job; ``typed``: the words of the command line, with several values each.
-    """
+    """Train jobs of --multirun (``overrides``) as one sweep of the ``typed`` words; for Hydra's launcher plug-in."""
     masking.on_lost_output(outlive_closed_stdout)
     _call_or_exit(lambda: sweep.run_jobs(overrides, typed))
 

@@ -34,11 +34,9 @@ _REPORTERS = {
 
 
 class Run(RunOfDoit):  # type: ignore[misc]  # doit has no type hints
-    """doit's command ``run``, which executes tasks, with database and reporter plug-ins from pyproject.toml alone.
+    """doit's command ``run``, which executes tasks, with database and reporter plug-ins from pyproject.toml alone."""
 
-    doit also searches all installed distributions for such plug-ins, which is 5 % of the time of a command whose run is
-    finished.
-    """
+    # doit also searches all installed distributions, which is 5 % of the time of a command whose run is finished
 
     def get_backends(self) -> dict[str, Any]:
         return self._with_plugins("backend", {"dbm": DbmDB, "json": JsonDB, "sqlite3": SqliteDB})

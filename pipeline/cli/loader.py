@@ -89,11 +89,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().setup(opt_values)
 
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
-        """Compose for a verb that takes overrides, then load dodo.py's tasks.
-
-        ``pos_args`` is doit's list of task names. All words that name no task are removed from it: overrides, such as
-        ``~key``, and a verb's arguments, such as files.
-        """
+        """Load dodo.py's tasks, refuse words that name none, and compose the configuration for the verb."""
+        # pos_args is doit's list of task names; overrides (~key) and a verb's arguments (files) are taken out of it
         verb, arguments = self._invocation.verb, self._invocation.arguments
         _, words = without_verbosity(pos_args)
         pos_args[:] = [verb] if verb and arguments else [word for word in words if not invocation.is_override(word)]
@@ -232,11 +229,9 @@ def _is_of_doit(error: BaseException) -> bool:
 
 
 class Exit(SystemExit):
-    """An exit with a code that survives `doit -n`, whose processes pass on exceptions as text.
+    """An exit with a code that survives `doit -n`, whose processes pass on exceptions as text."""
 
-    There SystemExit(3) becomes SystemExit("3"), which prints 3 and exits with 1.
-    """
-
+    # there SystemExit(3) becomes SystemExit("3"), which prints 3 and exits with 1
     def __init__(self, code: int | str) -> None:
         super().__init__(int(code))
 

@@ -168,10 +168,7 @@ def _launchers(folder: RunFolder) -> list[str]:
 
 
 def _cluster_to_follow(folder: RunFolder, composed: Section) -> Section:
-    """Return the section ``cluster`` with which `attach` follows a run.
-
-    Ranks and the names of hosts are the run's; all that says how hosts are reached is ``composed``.
-    """
+    """Return the section ``cluster`` with which `attach` follows a run: its ranks and hosts; the rest as composed."""
     stored = _stored_section(folder, "cluster")
     ranks = {name: stored[name] for name in _RANK_FIELDS if name in stored}
     # a run folder must not start anything, so `attach KEY` makes no further attempts

@@ -51,10 +51,7 @@ def command() -> str:
 
 
 def as_typed(text: str) -> str:
-    """Replace `doit VERB` in Paceline's own text by `paceline VERB` if the user typed ``paceline``.
-
-    Other mentions of doit stay, and so do lines that ranks and steps have printed.
-    """
+    """Replace `doit VERB` by `paceline VERB`, if the user typed that, except in lines printed by ranks and steps."""
     if command() == "doit":
         return text
     verbs = "|".join([*VERBS, "VERB", "help", "list", "run", "tabcompletion", r"-\w"])
@@ -124,10 +121,7 @@ def width() -> int:
 
 
 def outlive_closed_stdout(error: BaseException) -> bool:
-    """Say on stderr that stdout can't be written any more (``| head -1``, a full disk), and let the command continue.
-
-    For ``masking.on_lost_output``. Returns False if the error has another cause.
-    """
+    """Say on stderr that stdout takes no more (``| head``, a full disk), and continue; False: it is another error."""
     if not unexpected.is_of_output(error):
         return False
     masking.silence(1)

@@ -114,13 +114,10 @@ def _task(name: str, do: Callable[[], Any]) -> Task:
 
 
 def _ensure_loader() -> None:
-    """Make sure that doit uses Paceline's loader: restart the command in the project's folder, or refuse it.
-
-    doit finds the loader in pyproject.toml, which it reads only in the folder where it starts. So in a subfolder doit
-    uses its own loader, and takes overrides for tasks.
-    """
+    """Make sure that doit uses Paceline's loader: restart the command in the project's folder, or refuse it."""
     if Loader.in_charge:
         return
+    # doit looks for pyproject.toml only where it starts: in a subfolder its own loader takes overrides for tasks
     started_in = Path(get_initial_workdir())
     project = places.enclosing(started_in)
     # `doit -f FILE` names another dodo.py; a -f behind the script is the script's

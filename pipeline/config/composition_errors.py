@@ -105,10 +105,7 @@ class Word(NamedTuple):
 
 
 class CompositionFailure:
-    """A failed composition, with what the explanations need to know of it.
-
-    ``try_compose`` composes other overrides, to find the one at fault and the valid names.
-    """
+    """A failed composition. ``try_compose`` composes other overrides, to find the one at fault and the valid names."""
 
     def __init__(self, error: Exception, overrides: Sequence[str], try_compose: TryCompose) -> None:
         self.error, self.overrides, self.try_compose = error, [*overrides], try_compose
@@ -119,11 +116,9 @@ class CompositionFailure:
 
     @functools.cached_property
     def culprit(self) -> Word:
-        """The override at fault; ``conf/config.yaml`` if there is no override.
-
-        If one override alone sets the field that the error names, it is this one, even if another word gave the field
-        its type (program.env.A=[1] program.script=a.py). Otherwise it is the first with which composing fails.
-        """
+        """The override at fault; ``conf/config.yaml`` if there is no override."""
+        # if only one sets the field in the error, it is this one, even if another word gave the field its type
+        # (program.env.A=[1] program.script=a.py); otherwise it is the first with which composing fails
         field = None if _IN_FILE.search(self.text) else _FULL_KEY.search(self.text)
         setters = [
             word for word in map(Word.of, self.overrides) if field and word.name == field[1] and "~" not in word.mark

@@ -57,10 +57,7 @@ _USES = {
 
 
 def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = ()) -> None:
-    """Raise UsageError, with field, file and line, for a missing target and for arguments that a target doesn't take.
-
-    ``python_path`` are the folders of ``cluster.env.PYTHONPATH``.
-    """
+    """Raise UsageError, with field, file and line, for a missing target, and for arguments that it doesn't take."""
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     targets = {**data, **train.targets}
     for field, description in _descriptions(targets, root, python_path).items():
@@ -72,10 +69,7 @@ def check_targets(train: TrainConfig, root: Path, python_path: Sequence[str] = (
 
 
 def check_step(step: str, target: str, args: Mapping[str, Any], root: Path) -> None:
-    """Raise UsageError if the function of a step (``step.clean``) is missing or doesn't take the arguments of a step.
-
-    ``args`` are the user's arguments, besides ``inputs`` and ``out``.
-    """
+    """Raise UsageError if a step's function is missing or can't be called with ``inputs``, ``out`` and ``args``."""
     for description in _descriptions({f"{step}.function": target}, root, ()).values():
         takes_any = any(parameter.kind == "VAR_KEYWORD" for parameter in description.parameters)
         for name in ("inputs", "out"):

@@ -50,10 +50,7 @@ class RunFilter(NamedTuple):
     experiments: frozenset[str]  # the words experiment=NAME, which the command that started the run must have had
 
     def configs(self, runs_dir: Path, rows: Sequence[RunRow], *, in_part: bool) -> dict[str, Config]:
-        """Return key → configuration of the runs that match.
-
-        Of an altered run only the intact parts of the configuration are known; with ``in_part`` its other fields match.
-        """
+        """Return key → configuration of the runs that match; with ``in_part``, unknown fields of altered runs match."""
         configs = {}
         for row in rows:
             folder, is_altered = RunFolder(runs_dir / row.key), row.state == index.ALTERED
@@ -212,6 +209,7 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
     scripts = [key for key, config in configs.items() if "program" in config]
 
     def compared_runs(name: str) -> list[str]:
+        # for a script's argument and for a variable of the environment, absence is a difference too
         if name.startswith("program."):
             return scripts
         if name.startswith(_ENV):
@@ -303,10 +301,8 @@ def wide_table(runs: Sequence[ListedRun]) -> Table:
 
 
 def _columns(runs: Sequence[ListedRun], **own: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return title → cells of the columns that both tables have and of ``own``, in _ORDER, without empty columns.
-
-    The column of figures is ``accuracy``, or ``metrics`` (each figure with its name) if a script is among the runs.
-    """
+    """Return title → cells of the columns that both tables have and of ``own``, in _ORDER, without empty columns."""
+    # the figures are accuracies, or metrics, each with its name, if a script is among the runs
     figures = [_figures(run.row) for run in runs]
     title = _ACCURACY if all(text.startswith(_ACCURACY) or not text for text in figures) else "metrics"
     columns: dict[str, Sequence[str]] = {
@@ -392,10 +388,8 @@ def _hosts(row: RunRow) -> str:
 
 
 def _difference_cells(runs: Sequence[ListedRun]) -> list[str]:
-    """Return the cell "differs" of each run: its remarks, then its differences from the others that its name lacks.
-
-    It may differ in its description (``what``: data set, model and optimizer; a script's file) and in its fields.
-    """
+    """Return the cell "differs" of each run: its remarks, then its differences from the others that its name lacks."""
+    # these are in its description (data set, model and optimizer, or a script's file) and in its fields
     short_names = short_field_names([*dict.fromkeys(name for run in runs for name in run.differing)])
     descriptions = [run.row.what.split() for run in runs]
     readable = [words for words in descriptions if len(words) > 1 and not words[0].startswith("(")]  # no "(unknown)"
