@@ -103,7 +103,7 @@ class ScriptConfig(ProgramConfig):
         _check_glob("program.resume_pattern", self.resume_pattern)
         for where, text in self.texts():
             for name in names(text):
-                _check_glob(where, name.partition(":")[2] or None)
+                _check_glob(where, name.partition(":")[2] or None)  # of {resume:GLOB}
                 data_number = _number_of_data(name)
                 if name not in PLACEHOLDERS and data_number is None and not is_resume(name):
                     placeholders = ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)

@@ -138,8 +138,8 @@ class Attempt:
             return _STOPPED
         for line in unkeyed_warnings(unkeyed):  # without WARNING: the controller warns of them
             say(line)
-        if self.is_first and (ranks := self.group_warning()):
-            say(f"{WARNING}{ranks}")
+        if self.is_first and (warning := self.group_warning()):
+            say(f"{WARNING}{warning}")
         if unkeyed and self.settings.seal == "fail":
             return 1
         if recorder is not None and was_pruned:
@@ -275,7 +275,7 @@ class Attempt:
             return ""
         world = int(ranks) * int(nodes)
         ended = Path(self.log_dir).glob(f"*/attempt_*/*/{ENDED}")
-        without_group = sum(bool(path.stat().st_size) for path in ended)
+        without_group = sum(bool(path.stat().st_size) for path in ended)  # rank_hook has written a byte for these
         if world == 1 or without_group != int(ranks):
             return ""
         return (
