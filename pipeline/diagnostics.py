@@ -1,5 +1,4 @@
-"""Measurements on the hosts. They are launched like runs, with ranks that run trainers.measuring, and leave their
-results in runs/diagnostics/.
+"""Measurements on the hosts, launched like runs (the ranks run trainers.measuring); results lie in runs/diagnostics/.
 
 `doit preflight --measure` compares the speeds of hosts, `doit benchmark` the throughputs of one rank and of more."""
 

@@ -225,9 +225,7 @@ Span = tuple[float, float]
 def plot(
     bands: Sequence[Band], *, metric: str, axis: str, width: int, height: int, log: bool = False, colour: bool = False
 ) -> str:
-    """Return the curves as text, one below the other, each with one standard deviation as a shade above the mean and
-    with a caption below.
-
+    """Return the curves as text, one below the other, each with one standard deviation as a shade and with a caption.
     ``width`` and ``height``: the size of the whole plot in characters; ``colour`` allows ANSI colours."""
     points = [point for band in bands for point in band.points]
     y_span = span_of((value for point in points for value in (point.mean, *point.ends)), log=log)

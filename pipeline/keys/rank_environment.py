@@ -136,10 +136,8 @@ def dropped_lines(dropped: Mapping[str, Mapping[str, str]], *, whose: str) -> li
 
 
 def read_but_not_passed(names: Iterable[str], keyed: Iterable[str], environ: Mapping[str, str]) -> str | None:
-    """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get.
-
-    None if there are none. ``keyed``: variables that the configuration sets. DECIDING ones are reported at the start.
-    """
+    """Describe the variables of this shell that a program's own code reads (``names``) and that its ranks don't get;
+    or None. ``keyed``: variables that the configuration sets. DECIDING ones are reported at the start."""
     expected = (*PASSED, *ALWAYS, *DECIDING, *_OF_LAUNCHERS, *keyed)
     missed = [(name, environ[name]) for name in names if name in environ and not matches(name, expected)]
     return _sentence(missed, "this shell, read by the code,") if missed else None

@@ -76,8 +76,7 @@ class RunRow:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """Return the run whose key begins with ``named``, or that has this MLflow id; ``last``: the newest run. Raises
-    UsageError."""
+    """Return the run whose key begins so, or that has this MLflow id; ``last``: the newest run. Raises UsageError."""
     if named == LAST:
         oldest_first = rows(runs_dir)
         if not oldest_first:

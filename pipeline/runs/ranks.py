@@ -154,8 +154,7 @@ def under_way(folder: RunFolder) -> str:
 
 
 def hosts_awaited(folder: RunFolder) -> str | None:
-    """Return which hosts the others wait for in the rendezvous, as words that follow "still"; None if all have joined,
-    or none has."""
+    """Return which hosts the rendezvous waits for, as words that follow "still"; None if all have joined, or none."""
     plan = folder.read_json(run_folder.PLAN) or {}
     nodes = nodes_of(plan)
     if len(nodes) < 2:
