@@ -170,7 +170,8 @@ class Session:
         """The trials that the overrides describe, each with its run. Raises UsageError."""
         from pipeline.sweep.expand import expand  # imports Hydra, which only sweeps need here
 
-        return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
+        with waiting(note, "composing the trials, each of which is a run with a key"):
+            return expand(self.invocation.overrides, root=ROOT, local_gpus=usable_gpus())
 
     @cached_property
     def pack(self) -> Pack | Tree | None:
