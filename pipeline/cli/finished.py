@@ -119,10 +119,10 @@ def figures(result: Result) -> str:
 
 def _script_figures(result: Result) -> str:
     """Return the last values of a script's first four metrics, its ranks, and ``unproven`` until it was repeated."""
-    parts = first_metrics(result.metrics, 4) or ["no metric was logged"]
-    ranks = sum(result.nproc_per_node)
+    nonfinite, ranks = nonfinite_note(result.fields), sum(result.nproc_per_node)
+    parts = first_metrics(result.metrics, 4) or ([] if nonfinite else ["no metric was logged"])
     # one rank isn't mentioned, because the script may start others itself (Lightning's devices=2)
-    parts += [nonfinite_note(result.fields), counted(ranks, "rank") if ranks > 1 else ""]
+    parts += [nonfinite, counted(ranks, "rank") if ranks > 1 else ""]
     if not result.fields.get("proven"):
         parts.append("unproven (doit reproduce repeats it and compares)")
     return ", ".join(filter(None, parts))

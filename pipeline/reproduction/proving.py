@@ -192,7 +192,7 @@ def text(proof: Proof) -> str:
 def _not_compared(verdict: Verdict) -> list[str]:
     """Return a line about files that differ and are no results, such as logs and checkpoints that hold a time."""
     names = verdict.besides_differing
-    return [f"  besides  {first_of(names, _SHOWN)} differ, which are no results and no tensors"] if names else []
+    return [f"  besides  {first_of(names, _SHOWN)} differ, not compared to the bit"] if names else []
 
 
 def _about_resume(proof: Proof) -> list[str]:
