@@ -69,7 +69,8 @@ def unkeyed_files(notes: Notes, places: Places, *, ended_well: bool) -> list[Unk
             observer.STAT_FAILED,
             observer.FOLDER_MISSING,
         )
-        if note.access in (observer.OWN_STAT_FAILED, observer.WRITTEN):  # besides STAT_FAILED; no input
+        # besides STAT_FAILED and PATTERN_SEARCHED; no input
+        if note.access in (observer.OWN_STAT_FAILED, observer.OWN_PATTERN_EMPTY, observer.WRITTEN):
             continue
         # a program that looks for its own results: those of a run by hand, which lie in the project, are no inputs
         if is_failed_look and _is_made(note.path, places, written):

@@ -70,6 +70,13 @@ def is_best(path: Path) -> bool:
     return _BEST.search(path.name) is not None
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Return True if a file is named like weights, or a folder is one checkpoint and not one of a whole run."""
+    if path.is_dir():
+        return _kind_of_folder(path) is not None
+    return path.is_file() and path.name.lower().endswith(_WEIGHTS)
+
+
 def _candidates(folder: Path, is_output: IsOutput | None) -> Iterator[_Candidate]:
     """Yield files, and folders that are one checkpoint; other folders (of a run, of a version) are searched."""
     try:

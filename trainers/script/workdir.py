@@ -15,10 +15,10 @@ from pathlib import Path
 
 from trainers.contract import run_folder
 from trainers.observation import notes
-from trainers.observation.observer import OPEN_FAILED, OWN_STAT_FAILED, WORK
+from trainers.observation.observer import OPEN_FAILED, OWN_PATTERN_EMPTY, OWN_STAT_FAILED, WORK
 from trainers.script.files import work_folder, write_json
 from trainers.script.metrics.recorder import keep_unrecorded
-from trainers.script.resume import is_best, newest_checkpoint, whole_since
+from trainers.script.resume import is_best, is_checkpoint, newest_checkpoint, whole_since
 from trainers.script.settings import ScriptConfig
 
 BY_ITSELF = ""
@@ -116,24 +116,29 @@ def checkpoints_to_resume(settings: ScriptConfig, run_dir: Path) -> dict[str, Pa
 
 
 def _looked_for_checkpoint(settings: ScriptConfig, run_dir: Path) -> Path | None:
-    """Return the newest complete checkpoint that an attempt looked for in vain (as with os.path.exists) and later
-    wrote. None with several nodes, because only the first has the file. Best weights are left out: a script looks for
-    them only to compare. A ``resume_pattern`` that matches nothing starts over.
+    """Return the newest complete checkpoint that an attempt looked for in vain and later wrote, as with os.path.exists
+    or glob. None with several nodes, because only the first has the file. Best weights are left out: a script looks
+    for them only to compare. A ``resume_pattern`` that matches nothing starts over.
     """
     work, folders = copy_of(run_dir, 0), [*(run_dir / run_folder.WORK).glob("node*/" + run_folder.WORK_COPY)]
     if folders != [work]:
         return None
     laid_out, pattern = laid_out_stamps(run_dir, 0), settings.resume_pattern
-    paths = {work / name for name in looked_for(run_dir)}
+    paths = {path for name in looked_for(run_dir) for path in _matching(work, name)}
     if pattern is not None:
         paths &= {*(work / settings.workdir).glob(pattern)}
     written_times = {
-        path: whole_since(path)
-        for path in paths
-        if path.is_file() and not is_best(path) and not is_as_laid_out(path, run_dir, laid_out)
+        path: whole_since(path) for path in paths if not is_best(path) and not is_as_laid_out(path, run_dir, laid_out)
     }
     complete = {path: time_ns for path, time_ns in written_times.items() if time_ns > 0}
     return max(complete, key=lambda path: complete[path], default=None)
+
+
+def _matching(work: Path, name: str) -> list[Path]:
+    """Return the file that ``looked_for`` names, or the checkpoints that match a pattern there."""
+    if "*" not in name and "?" not in name and "[" not in name:
+        return [work / name] if (work / name).is_file() else []
+    return [path for path in work.glob(name) if not path.is_symlink() and is_checkpoint(path)]
 
 
 def newest_output(run_dir: Path) -> Path | None:
@@ -142,14 +147,15 @@ def newest_output(run_dir: Path) -> Path | None:
 
 
 def looked_for(run_dir: Path) -> list[str]:
-    """Return paths in the first node's copy that code of the script, or an ``open``, looked for in vain."""
+    """Return paths and patterns, in the first node's copy, that the script's code or an ``open`` looked for in vain."""
     folder = work_folder(run_dir, 0)
     try:
         before: list[str] = json.loads((folder / _LOOKED_FOR).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = []
     with suppress(OSError):  # an attempt that was not observed
-        failed = notes.Notes(folder / notes.FOLDER).of(OPEN_FAILED, OWN_STAT_FAILED, zones=(WORK,))
+        accesses = (OPEN_FAILED, OWN_STAT_FAILED, OWN_PATTERN_EMPTY)
+        failed = notes.Notes(folder / notes.FOLDER).of(*accesses, zones=(WORK,))
         return list(dict.fromkeys([*before, *(note.path for note in failed)]))
     return before
 

@@ -296,6 +296,34 @@ def test_it_finds_what_earlier_attempts_left_however_often_it_is_started(run: Sc
     assert [step for step, _ in run.rows()] == [1, 2, 3, 4, 5, 6]
 
 
+FINDS_BY_PATTERN = """
+import glob, paceline, pickle, sys
+found = sorted(glob.glob("ckpt_*.pt"))
+start = pickle.load(open(found[-1], "rb")) if found else 0
+for epoch in range(start + 1, 5):
+    print(f"epoch {epoch}", flush=True)
+    paceline.log(epoch, loss=1 / epoch)
+    with open(f"ckpt_{epoch}.pt", "wb") as file:
+        pickle.dump(epoch, file)
+    if epoch == 2:
+        sys.exit(3)
+"""
+PRUNES = 'import glob, sys\nprint("epoch 1")\nopen("ckpt_1.pt", "wb").write(b"1")\nglob.glob("ckpt_*.pt")\nsys.exit(3)'
+
+
+def test_it_finds_the_newest_of_a_pattern_that_matched_nothing_at_first(run: ScriptRun) -> None:
+    run.write(FINDS_BY_PATTERN)
+    attempts = [run.start(code=3), run.start()]
+    assert [epochs_of(said) for said in attempts] == [[1, 2], [3, 4]]
+    assert "goes on from a checkpoint: ckpt_2.pt, which train.py looks for by itself\n" in attempts[1]
+
+
+def test_a_pattern_of_files_that_it_has_written_before_is_no_search_for_a_checkpoint(run: ScriptRun) -> None:
+    run.write(PRUNES)
+    attempts = [run.start(code=3), run.start(code=3)]
+    assert "what earlier attempts left is kept in attempts/0/before: workdir/ckpt_1.pt" in attempts[1]
+
+
 @pytest.mark.parametrize(
     ("name", "program"), [("best.pkl", {}), ("results.csv", {}), ("latest.pkl", {"resume_pattern": "none"})]
 )

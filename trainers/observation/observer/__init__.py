@@ -45,6 +45,7 @@ FOLDER_MISSING = "folder-missing"  # a folder was listed, which the copy lacks
 # Names in a folder were listed:
 PACKAGE_LISTED = "package-listed"  # a package of the copy, which may lack some of its modules
 PATTERN_SEARCHED = "pattern-searched"  # only the names that match a pattern
+OWN_PATTERN_EMPTY = "own-pattern-empty"  # the same in the copy by the program's own code, which found no name
 FOLDER_LISTED = "folder-listed"  # all names in a folder outside of the copy
 
 VARIABLE = "variable"  # a variable of the environment was read by its name

@@ -26,6 +26,7 @@ from . import (
     OPEN_FAILED,
     ORIGIN,
     OUTSIDE,
+    OWN_PATTERN_EMPTY,
     OWN_STAT_FAILED,
     PACKAGE_LISTED,
     PATTERN_SEARCHED,
@@ -228,9 +229,13 @@ class Watch:
         self.file_read(path, STAT_FAILED)
         folder, name = os.path.split(path)
         zone, inside = self.locate(folder)
-        caller = _caller_outside_standard_library(sys._getframe(_OBSERVED_CODE)) if zone == WORK else ""
-        if caller and self.zone_of_code(caller) in (WORK, ORIGIN):
+        if zone == WORK and self.is_own_code(sys._getframe(_OBSERVED_CODE)):
             self.note(OWN_STAT_FAILED, WORK, os.path.join(inside, name))
+
+    def is_own_code(self, frame: Any) -> bool:
+        """Return whether the program's own code calls the standard library here, and not a library that it uses."""
+        caller = _caller_outside_standard_library(frame)
+        return bool(caller) and self.zone_of_code(caller) in (WORK, ORIGIN)
 
     def stat_succeeded(self, path: str) -> None:
         """Note an existing file of the checkout that ``os.stat`` found."""
@@ -281,8 +286,19 @@ class Watch:
         zone, inside = self.locate("/".join(parts[:begin]) or "/")
         if zone not in (WORK, PROJECT) or not begin:
             return
-        if inside or "**" not in parts:  # a recursive search of the whole checkout would take long
-            self.note(PATTERN_SEARCHED, zone, os.path.join(inside, *parts[begin:]))
+        if not inside and "**" in parts:  # a recursive search of the whole checkout would take long
+            return
+        below = os.path.join(inside, *parts[begin:])
+        is_first = f"{PATTERN_SEARCHED} {zone} {below}" not in self.noted
+        self.note(PATTERN_SEARCHED, zone, below)
+        # a program that looks for its newest checkpoint finds none at first
+        if is_first and zone == WORK and self.is_own_code(sys._getframe(_OBSERVED_CODE)):
+            with self.unobserved:
+                import glob  # not at the start of each process, most of which search nothing
+
+                is_empty = next(glob.iglob("/".join(parts), recursive=True), None) is None  # noqa: PTH207  (no pathlib)
+            if is_empty:
+                self.note(OWN_PATTERN_EMPTY, WORK, below)
 
     # Modules and variables.
 
