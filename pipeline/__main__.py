@@ -103,7 +103,7 @@ def checked_words() -> tuple[str, ...]:
 if __name__ == "__main__":
     masking.begin()
     logging.raiseExceptions = False  # else Hydra's --info prints a traceback for each line that `| head` doesn't read
-    unexpected.keep_in(runs_dir_before_composing())
+    unexpected.keep_tracebacks_in(runs_dir_before_composing())
     # Hydra writes its words to multirun.yaml: secrets among them are replaced by references to variables
     sys.argv[1:], by_variable = move_to_environment(sys.argv[1:])
     os.environ.update(by_variable)

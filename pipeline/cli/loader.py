@@ -46,7 +46,10 @@ twenty times; the first start of a script spent 35 ms on collections with 20,000
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     """Reads the command line before doit does, and reports mistakes in it as one line each."""
 
-    in_charge = False  # whether doit has created this loader: pyproject.toml of the folder where doit started names it
+    # Whether doit has created this loader: it does if the folder where doit starts has a pyproject.toml that names the
+    # loader, so not in a subfolder of the project. ``project.py`` looks here: if False, it restarts the command in the
+    # project's folder, or refuses it.
+    in_charge = False
 
     def __init__(self) -> None:
         """Check and parse the command line; print help if it asks for that. doit does this before anything else."""
@@ -56,7 +59,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         begin_answer()
         gc.set_threshold(_GARBAGE_THRESHOLD)
         atexit.register(gc.freeze)  # else Python's exit collects garbage several times over all objects
-        unexpected.keep_in(runs_dir_before_composing())
+        unexpected.keep_tracebacks_in(runs_dir_before_composing())
         doit_cmd.traceback = _OneLine
         try:
             places.refuse_outside()

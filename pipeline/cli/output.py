@@ -102,6 +102,8 @@ def say_log(text: str) -> None:
         _lines.extend(text.splitlines())
         return
     is_terminal, colours = sys.stdout.isatty(), takes_colours(sys.stdout, os.environ)
+    # in `doit logs` of a run on this computer every line begins with localhost:RANK: the host says nothing, so only a
+    # rank other than 0 stays
     print(program_lines(without_host(text), terminal=is_terminal, colours=colours), flush=True)
 
 

@@ -63,7 +63,7 @@ class Session:
             with waiting(note, "composing the configuration"):
                 config = self._build_config()
         remember_in(ROOT, config.runs_dir)
-        unexpected.keep_in(config.runs_dir)
+        unexpected.keep_tracebacks_in(config.runs_dir)
         return config
 
     def refuse_wrong_words(self) -> None:

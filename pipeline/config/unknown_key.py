@@ -107,11 +107,14 @@ class UnknownKeyError(UsageError):
             return f"{RESUME_HINT}, and init.weights=KEY begins another one with its weights; {self._valid(key)}"
         # a field that exists, but only with another option of its group
         for name, options in self._unchosen.items():
+            # the key may be the whole name, or the field alone: optimizer.momentum, momentum
             if key == name or (key == name.rpartition(".")[2] and key not in ALIASES):
-                if name in SCRIPT_FIELDS:
+                if name in SCRIPT_FIELDS:  # script=train.py → program.script=train.py
                     return f"did you mean {self._word(name)}? {self._valid(key)}"
-                if (of_every_option := ALIASES.get(_parts(key)[-1])) in self._chosen:
-                    start = f"did you mean {self._word(str(of_every_option))}? "
+                # cluster.gpus, a field of cluster=kubernetes → cluster.nproc_per_node, which the chosen option has
+                if (chosen_field := ALIASES.get(_parts(key)[-1])) in self._chosen:
+                    start = f"did you mean {self._word(str(chosen_field))}? "
+                # optimizer.momentum → optimizer.momentum is a field of optimizer=sgd
                 return f"{start}{name} is a field of {', '.join(options)}; {self._valid(name)}"
         if self._alias() is None and key in other_options:
             return f"it is an option of doit {', '.join(other_options[key])}; {self._valid(key)}"

@@ -47,7 +47,7 @@ def main() -> int:
     unexpected.install()
     if sys.argv[1:] == ["--serve"]:
         return serve()
-    unexpected.keep_in(Path(sys.argv[1]).absolute().parent)
+    unexpected.keep_tracebacks_in(Path(sys.argv[1]).absolute().parent)
     try:
         _imported_evaluate()(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except (PacelineError, OSError) as error:

@@ -204,6 +204,7 @@ def _search_log(work: Work) -> None:
     """Search a script's log for program.metrics_pattern, which was set or changed after the training."""
     run = work.run
     work.say("searching its log for program.metrics_pattern; nothing is trained again")
+    # the metrics that the former pattern had found are removed from metrics.jsonl, so the recorder needs it too
     patterns = [str(run.metrics_pattern), *filter(None, [pattern_before(run.folder)])]
     argv = [sys.executable, "-m", "trainers.script.metrics.recorder", str(run.folder.path.resolve()), *patterns]
     run.folder.result.unlink(missing_ok=True)  # _complete writes it anew from the summary
@@ -246,7 +247,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
         duration_s=_duration_s(run, work.started),
         mlflow_run_id=mlflow_run_id,
     )
-    signals.left = f"; run {run.key.short} is finished"
+    signals.message_end = f"; run {run.key.short} is finished"
 
 
 def _with_changes_of_data(run: Run, summary: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ class Closure(NamedTuple):
     sources: Mapping[str, Path]  # path in the snapshot → path on disk
     versions: Mapping[str, str]  # distribution → version; missing module → "absent"
     unresolved: Mapping[str, str] = MappingProxyType({})  # missing module that is imported unconditionally → file:line
-    left_out: tuple[str, ...] = ()  # package data over the size limit
+    left_out: tuple[str, ...] = ()  # package data over the size limit, as ``PATH (SIZE bytes)``
     names: tuple[str, ...] = ()  # constants in the sources that may name files
 
 

@@ -70,6 +70,8 @@ class ScriptFiles(NamedTuple):
 
     def closure(self, python_path: Sequence[str] = ()) -> Closure:
         """Collect all files that the run imports or declares as inputs. Raises UsageError."""
+        # may_lack: torchrun's module imports torch, which hosts have and this computer may lack. The script below needs
+        # no such permission, because the missing imports of a script are never refused.
         of_starter = import_closure(self.root, (STARTER, TORCHRUN), python_path, may_lack=True)
         digests, sources, imported = dict(of_starter.digests), dict(of_starter.sources), of_starter
         names: tuple[str, ...] = ()  # only a Python script's own sources name its files
@@ -88,12 +90,14 @@ class ScriptFiles(NamedTuple):
         for path in by_bytes:
             digests[self._in_snapshot(path)], sources[self._in_snapshot(path)] = sha256_file(path), path
         self._refuse_missing_workdir(sources)
+        # an entry is "PATH (SIZE bytes)"; a file that program.inputs names is in the snapshot whatever its size
+        left_out = tuple(entry for entry in imported.left_out if entry.partition(" (")[0] not in sources)
         return Closure(
             digests=dict(sorted(digests.items())),
             sources=dict(sorted(sources.items())),
             versions=versions,
             unresolved=imported.unresolved,
-            left_out=tuple(name for name in imported.left_out if name.partition(" (")[0] not in sources),
+            left_out=left_out,
             names=names,
         )
 
@@ -129,6 +133,8 @@ class ScriptFiles(NamedTuple):
                 continue
             inside = path.relative_to(self.root).as_posix()
             is_output = any(fnmatch(inside, pattern) or fnmatch(name, pattern) for pattern in self.outputs)
+            # results/.gitkeep matches the output results/*, yet no run writes it: the snapshot needs it, because the
+            # folder results, in which the script writes, exists by this file alone
             if is_output and path.name not in KEEP_EMPTY_FOLDER:
                 continue
             if path.stat().st_size <= LARGEST_BYTES:

@@ -77,7 +77,9 @@ set -- $stat
 taskset -pc {cores} $$ >/dev/null
 echo "$1 ${{22}}" >{folder}/init.new
 mv {folder}/init.new {folder}/init
-mount --no-mtab -t tmpfs -o mode=755 tmpfs /run  # before mount keeps its notes in the controller's /run
+# mount keeps notes in /run. So the host first gets a /run of its own, by a mount without notes (--no-mtab): else this
+# and the later mounts would be noted in the controller's /run.
+mount --no-mtab -t tmpfs -o mode=755 tmpfs /run
 mount -t proc proc /proc
 echo {name} >/proc/sys/kernel/hostname
 mkdir -p /run/sshd /run/lab

@@ -37,15 +37,15 @@ IDLE_S = 5.0  # without work a script's rank counts as idle after this time; wai
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank as it last reported: ``step`` counts from 1; it has been in ``phase`` for ``for_s`` seconds; ``own_s``
-    are the seconds that it has computed in total, without waiting for others."""
+    """One rank as it last reported. A rank of a script reports neither steps nor phases: its agent watches whether it
+    works (uses the processor, reads, writes or prints)."""
 
     rank: int
     host: str
-    step: int
-    phase: int
-    for_s: float
-    own_s: float
+    step: int  # from 1; 0: none begun, and always for a script
+    phase: int  # for a script always Phase.RUNNING_A_SCRIPT
+    for_s: float  # seconds since the phase began; for a script: seconds since the rank was last seen at work
+    own_s: float  # seconds that it has computed in total, without waiting for others
 
 
 def rows_of(beats: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
@@ -114,7 +114,7 @@ def lagging(rows: Sequence[RankRow]) -> str:
 
 def _of_script(rows: Sequence[RankRow]) -> str:
     """Return ``3 at work; idle: rank 1 on node1 for 12 s``: a script's ranks report no steps."""
-    idle = [row for row in rows if row.for_s >= IDLE_S]
+    idle = [row for row in rows if row.for_s >= IDLE_S]  # for a script: seconds without work
     at_work = f"{len(rows) - len(idle)} at work" if len(idle) < len(rows) else ""
     shown = [f"rank {row.rank} on {row.host} for {row.for_s:.0f} s" for row in idle[:3]]
     more = f" and {counted(len(idle) - 3, 'more rank')}" if len(idle) > 3 else ""

@@ -45,6 +45,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path) -> ContentKey:
     # Canonical JSON sorts names, so an order that matters is added. A command of words gets its args in their order. A
     # function or bash gets them by name, so only the order of mappings inside their values counts.
     args_are_words = isinstance(step.command, tuple) and bool(step.command)
+    # orders_of_config takes a whole configuration, so the args are given as the field ``args`` of a section ``step``
     order = orders_below(step.args, "args") if args_are_words else orders_of_config({"step": {"args": step.args}})
     parts: dict[str, Any] = {
         "version": VERSION,
@@ -126,8 +127,8 @@ class StepVersion:
     """What distinguishes two versions of a step, with secrets masked."""
 
     parts: Mapping[str, Any]  # of the key
-    written: Mapping[str, Any]  # this and ``parameters``: as in Step
-    parameters: Mapping[str, Any]
+    written: Mapping[str, Any]  # the step's fields before interpolation, with ``${optimizer.lr}``
+    parameters: Mapping[str, Any]  # the values that they refer to: ``optimizer.lr`` → 0.1
 
     @classmethod
     def of(cls, step: Step, key: ContentKey) -> StepVersion:
@@ -144,7 +145,9 @@ def changed(old: StepVersion, new: StepVersion) -> list[str]:
     ]
     changed_parameters = [line.partition(":")[0] for line in lines]
     for item in differences(old.parts, new.parts):
-        if not item.field:  # the whole part is empty on one side
+        # One version has nothing in this part of the key (no inputs, for example). Each field that the other one has
+        # there is a difference of its own, with a line of its own.
+        if not item.field:
             continue
         # a field that is the same before interpolation differs by a parameter, which has a line already
         field = item.field.partition(".")[0]

@@ -59,7 +59,7 @@ def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) 
             finally:
                 # a second Ctrl-C must not interrupt the end of the programs
                 signals.hold()
-                signals.left = f"; {CTRL_C.partition('; ')[2]}"
+                signals.message_end = f"; {CTRL_C.partition('; ')[2]}"
     finally:
         graph.forget()
     return len(maker.made)

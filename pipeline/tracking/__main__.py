@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     unexpected.install()
     if arguments.verb == "record":
-        unexpected.keep_in(arguments.run_dir.absolute().parent)
+        unexpected.keep_tracebacks_in(arguments.run_dir.absolute().parent)
     try:
         return _run_verb(arguments)
     except (PacelineError, StoreError) as error:

@@ -351,7 +351,7 @@ def test_only_what_works_beside_a_training_gives_way(
     for work in ("_record_one", "_serve"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
     monkeypatch.setattr(tracking, "_NOT_NEEDED", ())
-    for of_a_process in ("masking.begin", "unexpected.install", "unexpected.keep_in"):
+    for of_a_process in ("masking.begin", "unexpected.install", "unexpected.keep_tracebacks_in"):
         monkeypatch.setattr(f"{tracking.__name__}.{of_a_process}", lambda *_: None)
     before = signal.getsignal(signal.SIGINT)
     try:

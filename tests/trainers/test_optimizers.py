@@ -19,6 +19,7 @@ from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.adamw import AdamWConfig
 from trainers.optimizers.airbench_muon import AirbenchMuonConfig, orthogonalised
 from trainers.optimizers.muon import MuonConfig
+from trainers.optimizers.own import OwnOptimizerConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.optimizers.torch import TorchConfig
 from trainers.training import model_setup
@@ -278,6 +279,15 @@ def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: Optimize
 def test_a_class_or_argument_that_torch_has_not_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(TorchConfig(**settings), [nn.Parameter(torch.zeros(3))])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("params", "args.params are the model's; leave it out"), ("lr", "said by optimizer.lr; set that")],
+)
+def test_an_argument_of_ones_own_optimizer_that_it_gets_anyway_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        OwnOptimizerConfig(target="my_package.optim:Mine", args={name: 1})
 
 
 CPU = torch.device("cpu")

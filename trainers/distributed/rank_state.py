@@ -1,4 +1,8 @@
-"""State that differs between ranks: the batch statistics of batch normalisation, which evaluations make equal.
+"""State that differs between ranks: the batch statistics of batch normalisation. They are averaged over the ranks
+before each evaluation; until then, each rank has its own.
+
+With trainer.shards=N, each global batch is divided into N *parts*, and a rank computes N ÷ world_size neighbouring
+parts. Then every part has batch statistics of its own, so that they don't depend on the number of ranks.
 
 A checkpoint keeps a row of statistics for every rank (with trainer.shards, for every part), so that a resumed run has
 the same ones. The functions below turn statistics into rows and back, and rows into those of another number of ranks.
@@ -16,10 +20,12 @@ from trainers.distributed.process_group import RankContext
 
 
 def pairwise_sum(rows: Tensor) -> Tensor:
-    """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``. ((g0 + g1) +
-    (g2 + g3)) + ((g4 + g5) + (g6 + g7)): the parts of a rank (1, 2, 4, … neighbours) are a whole branch. Each rank sums
-    its branch, and the ranks' sums are added in the same tree. Floating-point addition is commutative but not
-    associative, so only the tree determines the bits, and they are the same on any number of ranks.
+    """Sum [n, …] → […] in the order of a balanced binary tree, for n a power of two; overwrites ``rows``.
+
+    With a row g0 … g7 for each of 8 parts: ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7)). The 1, 2, 4 or 8
+    neighbouring parts of a rank are exactly one pair of brackets, a *branch* of the tree. So each rank can sum its own
+    branch, and the ranks' sums are added in the same tree. Floating-point addition is not associative, but as the tree
+    is the same, so are the bits, on any number of ranks.
     """
     while len(rows) > 1:
         pairs = rows.view(len(rows) // 2, 2, *rows.shape[1:])
@@ -68,7 +74,11 @@ class PartBuffers:
 
     @torch.no_grad()
     def average(self, context: RankContext) -> None:
-        """Set every part of every rank to the mean over all parts, summed pairwise in the order of the parts."""
+        """Set every part of every rank to the mean over all parts, summed pairwise in the order of the parts.
+
+        Only called with trainer.shards. The settings refuse shards that are no power of two or no multiple of
+        world_size, so the table has a power of two of rows: with shards=4, 3 ranks are refused.
+        """
         own = self.statistics()
         if own:
             parts = max(1, len(self._copies))

@@ -31,7 +31,9 @@ class OwnOptimizerConfig(OptimizerConfig):
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)
         check_target("optimizer.target", self.target)
-        for name in ("params", "lr", "weight_decay"):
+        if "params" in self.args:
+            raise ConfigError("optimizer.args.params are the model's; leave it out")
+        for name in ("lr", "weight_decay"):
             if name in self.args:
                 raise ConfigError(f"optimizer.args.{name} is said by optimizer.{name}; set that")
 

@@ -33,7 +33,7 @@ def sync(current: Session) -> None:
     """Bring the environment and the data pack to the hosts. Raises UsageError, HostError."""
     sends_data = current.invocation.is_on("data") or "data" not in current.invocation.options
     with Interruptible() as signals, closing(hosts.remote_launcher(current.config.cluster.with_spares)) as launcher:
-        signals.left = "; hosts that have everything keep it, and the same command continues"  # printed after Ctrl-C
+        signals.message_end = "; hosts that have everything keep it, and the same command continues"
         lock_file = launcher.lock_file
         if not (sends_data or lock_file):
             raise UsageError("data=0 leaves nothing to bring", hint="cluster.environment_from=lock, or without data=0")

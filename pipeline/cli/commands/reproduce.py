@@ -101,6 +101,7 @@ def reproduce_run(current: Session, folder: RunFolder) -> None:
     if verdict.within_spread:  # other bits, but no other result: neither proven nor refuted
         say(f"{printable_lines(shown)}\n{written}")
         return
+    # `doit accept` may have let the result of another run count for this key: the repetition proves or refutes that
     if settled := settle_acceptance(current, folder, equal=verdict.reproduced, repeated_key=verdict.repeated_key):
         say(settled)
     if not verdict.reproduced:
@@ -146,19 +147,21 @@ def prove(current: Session, *, once: bool = False) -> None:
     if once and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
         return
-    kills, moments = current.invocation.numbers("kills").get("kills", 3), current.invocation.options.get("moments", "0")
-    if not moments.isdecimal():
-        raise UsageError(f"moments={moments} is no whole number", hint="--moments 1")
+    kills = current.invocation.numbers("kills").get("kills", 3)
+    seed_of_moments = current.invocation.options.get("moments", "0")  # the moments of the kills are drawn from it
+    if not seed_of_moments.isdecimal():
+        raise UsageError(f"moments={seed_of_moments} is no whole number", hint="--moments 1")
     result = folder.read_result()
     if result is None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
-    ignoring = [word for word in current.invocation.overrides if word.startswith(reproducing.IGNORED)]
+    # program.ignore_metrics=[NAMES]: metrics that may differ without making the run unproven
+    ignore_overrides = [word for word in current.invocation.overrides if word.startswith(reproducing.IGNORED)]
 
     def repeat(kills: int) -> Proof:
         return proving.prove(
-            folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(moments), say=note,
-            overrides=ignoring,
+            folder, root=ROOT, work=work, data_dir=config.data_dir, kills=kills, seed=int(seed_of_moments),
+            say=note, overrides=ignore_overrides,
         )  # fmt: skip
 
     # if even an undisturbed repetition differs, a killed one can't show whether checkpoints work

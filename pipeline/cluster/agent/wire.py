@@ -20,7 +20,7 @@ SAYS = "paceline: "
 """Begins an agent's last line in the output of a scheduler's job."""
 BUSY = "is busy: "
 """Begins the message about devices that others hold."""
-HERE, THERE = "; here: ", "; there: "
+FIX_HERE, FIX_THERE = "; here: ", "; there: "
 """Separate an error from the command that fixes it: on the controller's computer, or on the host."""
 LARGE_LOST = "small packets pass, large ones are lost"
 UNRESOLVED = "can't resolve it: "
@@ -181,7 +181,7 @@ def reason(error: BaseException) -> str:
         return (
             f"a limit of processes and threads of its login, or of its control group, is reached ({error}); end what "
             "it runs there, or raise the limit (ulimit -u in its start files, docker run --pids-limit=…)"
-            f"{THERE}ulimit -u"
+            f"{FIX_THERE}ulimit -u"
         )
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         or_permissions = "" if error.errno == errno.EROFS else ", or fix its permissions"
@@ -190,8 +190,8 @@ def reason(error: BaseException) -> str:
             f"this login can write to{or_permissions}"
         )
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return f"a limit of its login keeps files small ({error}): see its start files{THERE}ulimit -f"
+        return f"a limit of its login keeps files small ({error}): see its start files{FIX_THERE}ulimit -f"
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         name = shlex.quote(str(error.filename))
-        return f"something that is no folder is in the way of {name} there ({error.strerror}){THERE}ls -ld {name}"
+        return f"something that is no folder is in the way of {name} there ({error.strerror}){FIX_THERE}ls -ld {name}"
     return f"{type(error).__name__}: {error}"

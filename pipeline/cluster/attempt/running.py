@@ -357,7 +357,7 @@ class RunningAttempt:
             for host, why in why_unstopped.items()
             if host not in ended
         )
-        self._signals.left = self.unstopped
+        self._signals.message_end = self.unstopped
 
     def _finish(self, *, keep_final: bool) -> None:
         """Fetch the outputs (after a failure only checkpoints) and remove the nodes' folders of this start."""

@@ -48,7 +48,8 @@ class AttemptSpec:
     trainer: str
     pack: PackSource | None = None  # None: the attempt needs no data
     outputs: Outputs = TRAINING_OUTPUTS  # what rank 0 leaves
-    versions: Mapping[str, str] = field(default_factory=dict)  # package → version in the key; other hosts are refused
+    # package → version in the key; hosts with other versions are refused
+    versions: Mapping[str, str] = field(default_factory=dict)
     is_restart: bool = False  # the same command has used the hosts before, so if they are busy now it waits
     # If a host can't be reached, its ranks may run until ``lease_s`` after they last heard of the controller. True: a
     # spare host takes its place, so nobody waits for that.
@@ -172,23 +173,23 @@ class GrantedJob:
     end_command: str  # by which the user can end it
     folder: JobFolder  # shared by its nodes and the controller
     nnodes: int
-    restart: int = 0  # how often the scheduler had requeued it when all of its nodes reported
+    restart: int = 0  # how often it had been requeued when the nodes reported on which the run was started
     is_started: bool = False  # an attempt was started in it
     printed_bytes: int = 0  # the length of its output before its newest start
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """The state of a job by its scheduler. A requeued job gets other nodes; "the run's nodes" are the earlier ones.
+    """The state of a job by its scheduler. Each requeue gives the job other nodes, and ``restart`` counts the requeues.
 
-    They are the nodes that the job had in its restart ``GrantedJob.restart``, when the run started on them.
+    "The run's nodes" are the nodes on which the run was started, when ``restart`` was ``GrantedJob.restart``.
     """
 
     words: str = ""  # what the command waits for, as words that follow "still"
     phase: str = ""  # the scheduler's own word for it
     warning: str = ""  # what somebody has to do before the job can start
     is_unanswered: bool = False  # the scheduler doesn't answer now, so none of the following is known
-    restart: int = 0  # how often the scheduler has taken the job's nodes away and granted it others
+    restart: int = 0  # how often the job has been requeued until now: the scheduler took its nodes and gave it others
     is_running: bool = False  # an attempt can be started on its nodes
     is_leaving: bool = False  # the scheduler is about to take these nodes away
     is_over: bool = False  # the job won't run any more
@@ -210,7 +211,8 @@ class Scheduler(ABC):
     folder: ClassVar[str]  # the folder in a run folder that holds a folder for each job
     script: ClassVar[str]  # the file in a job's folder with the text that the scheduler got
     node_prefix: ClassVar[str] = ""  # nodes with long names are called pod0, pod1, …; "": they keep their names
-    # True: a job whose nodes are taken away starts again, and ended jobs are removed; False: both stay until cancelled
+    # True: a job whose nodes are taken away is requeued, and ended jobs are removed. False: a job whose nodes are taken
+    # away ends, and ended jobs stay until they are cancelled.
     requeues: ClassVar[bool] = True
     end_s: ClassVar[float] = 20.0  # how long the end of an attempt or of a job may take
     settle_s: ClassVar[float] = 20.0  # how long it may take to decide whether a job ends or is requeued

@@ -121,7 +121,8 @@ class Interruptible:
     """
 
     def __init__(self, stop: Stop | None = None) -> None:
-        self.left = ""  # what the clean-up could not ensure, in words that are added to the message of Killed
+        # The end of the message of Killed: what is left after the clean-up. "": no process of the run is left.
+        self.message_end = ""
         self._stop = stop
         self._stopped = False  # Interrupted was raised because of ``stop``
         self._before: dict[signal.Signals, Any] = {}  # the handlers outside of the block
@@ -154,7 +155,7 @@ class Interruptible:
         if self._first is None and not self._stopped:
             return None
         by = self.caught or (self._stop.by if self._stop is not None else "")
-        what = f"stopped by {by}{self.left or '; no process of the run is left'}"
+        what = f"stopped by {by}{self.message_end or '; no process of the run is left'}"
         if isinstance(error, PacelineError):
             what += f", after this: {error.what}"
         return Killed(what)

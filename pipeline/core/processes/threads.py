@@ -77,7 +77,7 @@ def _run(target: Callable[..., None], args: tuple[object, ...], on_error: Callab
         target(*args)
     except BaseException as error:
         try:
-            on_error(f"{described(error)}; the traceback: {unexpected.keep(error)}")
+            on_error(f"{described(error)}; the traceback: {unexpected.keep_traceback(error)}")
         except BaseException:  # on_error failed too: print both tracebacks
             traceback.print_exc()
 

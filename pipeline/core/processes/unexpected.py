@@ -35,7 +35,7 @@ _in_runs: list[Path] = []  # where tracebacks go: at most one folder
 _numbers = count(1)
 
 
-def keep_in(runs_dir: Path) -> None:
+def keep_tracebacks_in(runs_dir: Path) -> None:
     """Store tracebacks in ``.errors`` of the runs folder from now on (before that, or if that fails: in /tmp)."""
     _in_runs[:] = [runs_dir / FOLDER]
 
@@ -70,7 +70,7 @@ def _error_message(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OutputError):
         return f"what this command says can't be written to its stdout: {os_reason(error)}"
-    file = keep(error)
+    file = keep_traceback(error)
     frames = traceback.extract_tb(error.__traceback__)
     # fork() fails with EAGAIN when a limit of processes is reached
     is_fork = isinstance(error, BlockingIOError) and any(Path(frame.filename).name in _STARTERS for frame in frames)
@@ -87,7 +87,7 @@ def _error_message(error: BaseException) -> str:
     return f"unexpected {kind}{': ' if text else ''}{text}{line} (a defect of Paceline, please report it): {file}"
 
 
-def keep(error: BaseException) -> str:
+def keep_traceback(error: BaseException) -> str:
     """Write the traceback to a file and return its path."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
     content = shown("".join(traceback.format_exception(error)))

@@ -127,7 +127,9 @@ class MetricsFile:
         new_names = names - self._logged
         if not earlier or not new_names:
             return
-        if row.of_end:  # results of the whole run, which may be all that a script logs if its checkpoint was the last
+        if row.of_end:
+            # Results of the whole run. A script that resumes from the checkpoint of its last step trains no more and
+            # logs only these. So its rows of steps stay; only its earlier results move, which have the same names.
             moved = [old for old in earlier if old.step >= row.step and old.names == names]
         elif self._logged:  # the first row of a further source, such as TensorBoard's files, which may come later
             moved = [old for old in earlier if old.step >= row.step and old.names & new_names]
@@ -138,6 +140,7 @@ class MetricsFile:
             moved = [old for old in earlier if old.step > row.step or (old.step == row.step and old.names & names)]
         self._move(moved)
         self._earlier = [*(Counter(earlier) - Counter(moved)).elements()]
+        # results of the whole run don't count: whether the script starts over is decided by its first row of a step
         self._logged |= set() if row.of_end else names
 
     def _move(self, moved: Sequence[_RecordedRow]) -> None:

@@ -24,7 +24,7 @@ from trainers.contract.host_facts import Container
 from ..node import sha256_of_rest
 from ..requests import NodeStart
 from ..running.processes import LINUX, find_processes, remove_container, stat_fields
-from ..wire import HERE, THERE, Json, read_json, write_json
+from ..wire import FIX_HERE, FIX_THERE, Json, read_json, write_json
 from . import software
 
 ENGINES = ("podman", "docker")
@@ -110,9 +110,9 @@ def find_image(name: str, workdir: str, *, gpus: bool, mounts: Iterable[str]) ->
             return Container(engine, digest, digest, gpus, tuple(mounts))
         errors.append(f"{os.path.basename(engine)} says: {last_line(done.stderr)}")
     first = os.path.basename(engines[0])
-    fix = f"{THERE}{first} pull {name}"
+    fix = f"{FIX_THERE}{first} pull {name}"
     if name.startswith("localhost/"):  # built on one computer, and in no registry
-        fix = f"{HERE}{first} save {name} | ssh HOST {first} load"
+        fix = f"{FIX_HERE}{first} save {name} | ssh HOST {first} load"
     raise SystemExit(f"has no image {name} (cluster.container); {'; '.join(errors)}{fix}")
 
 
@@ -121,7 +121,7 @@ def engines_here(names: tuple[str, ...], image: str) -> list[str]:
     engines = [path for path in map(shutil.which, names) if path]
     if not engines:
         lacking = " and no ".join(names)
-        raise SystemExit(f"has no {lacking} for cluster.container={image}{THERE}sudo apt-get install {names[0]}")
+        raise SystemExit(f"has no {lacking} for cluster.container={image}{FIX_THERE}sudo apt-get install {names[0]}")
     return engines
 
 
@@ -138,7 +138,9 @@ def file_digest(image: str, workdir: str) -> str:
                 return digest
             digest = f"sha256:{sha256_of_rest(file)}"
     except OSError as error:
-        raise SystemExit(f"has no image {image} (cluster.container): {error.strerror}{THERE}ls -l {image}") from error
+        raise SystemExit(
+            f"has no image {image} (cluster.container): {error.strerror}{FIX_THERE}ls -l {image}"
+        ) from error
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(remembered), exist_ok=True)
         write_json(remembered, digest)

@@ -13,7 +13,7 @@ from ..files.folders import link_pack, remove_ours, unpack
 from ..files.leftovers import remove_leftovers
 from ..node import own_node
 from ..requests import NodeStart, StartRequest
-from ..wire import THERE, say, touch
+from ..wire import FIX_THERE, say, touch
 from .claims import Claim, claim_for_run
 from .processes import Orphans
 from .registry import Registry, in_words, possible_remains
@@ -58,7 +58,7 @@ def refuse_remains(registry: Registry, attempt_prefix: str) -> None:
             pids = " ".join(map(str, commands))
             raise SystemExit(
                 f"an earlier attempt of this run was killed, and {in_words(commands)} may be what it left: without the "
-                f"mark of the run, in its folder {entry.run_dir}; nothing starts beside that{THERE}kill {pids}"
+                f"mark of the run, in its folder {entry.run_dir}; nothing starts beside that{FIX_THERE}kill {pids}"
             )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cluster.agent.requests import Lines, NodeEnd
-from pipeline.cluster.agent.wire import HERE, THERE
+from pipeline.cluster.agent.wire import FIX_HERE, FIX_THERE
 from pipeline.cluster.events import LogLine, NodeExit, NodeLost, RankError
 from pipeline.cluster.launchers.transport.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
 from pipeline.core.errors import HostError
@@ -229,10 +229,10 @@ def agent_error(error: str, ssh: str) -> tuple[str, str]:
     if "set cluster.workdir" in error:
         return error, "cluster.workdir=/path/to/a/folder/there"
     # behind one of these marks the agent's error names a command to type on the host, or here
-    what, separator, command = error.rpartition(THERE)
+    what, separator, command = error.rpartition(FIX_THERE)
     if separator:
         return what, f"{ssh} -t {shlex.quote(command)}"
-    what, separator, command = error.rpartition(HERE)
+    what, separator, command = error.rpartition(FIX_HERE)
     return (what, command) if separator else (error[-600:], f"{ssh} true")
 
 
