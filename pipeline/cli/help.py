@@ -33,6 +33,7 @@ _LINE_OPTIONS = {
 }
 _ABOUT_EXPERIMENTS = "A recipe: options and fields that go together. Words on the command line win."
 """The line about the group ``experiment``, which has no settings class."""
+_DOIT_RUN = "`doit run TASK`, with a task of dodo.py, is doit's own command:"
 
 
 def requested(argv: Sequence[str]) -> str | None:
@@ -59,7 +60,7 @@ def _page(words: Sequence[str]) -> str:
     if name in VERBS:
         return verb_page(name)
     if name == "run":
-        return f"{_page_of(_run_page())}\n\nOf a task of dodo.py it is doit's own command:\n{_page_of_doit(name)}"
+        return f"{_page_of(_run_page())}\n\n{_DOIT_RUN}\n{_page_of_doit(name)}"
     if name in COMMANDS:
         return _page_of_doit(name)
     raise UsageError(f"there is no command {name!r}; {suggestion(name, ['run', *VERBS])}")

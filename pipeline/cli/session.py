@@ -206,7 +206,7 @@ class Session:
         """The run of this configuration; None until its data is here, because the data are part of its key."""
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
-    def refuse_data(self) -> None:
+    def refuse_unfetchable_data(self) -> None:
         """Raise DataError if data are missing that `doit fetch` could not fetch either."""
         if self.sweeps and not self.searches:
             missing = [trial.config for trial in self.space.trials if trial.run is None]
@@ -222,7 +222,7 @@ class Session:
             from pipeline.runs import index  # most commands name no run
 
             return index.find(self.config.runs_dir, key)
-        self.refuse_data()
+        self.refuse_unfetchable_data()
         if self.run is None:
             raise UsageError(f"{self.why_no_key}; or name a run: run=KEY")
         return self.run.folder

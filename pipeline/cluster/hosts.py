@@ -89,8 +89,9 @@ class Hosts:
         self._facts = [fact._replace(left_folders=()) for fact in self._facts]  # once after each probe
         return lines
 
-    def connected(self) -> list[HostFacts]:
-        """Return the facts with a network over which all hosts reach each other. Raises HostError: there is none."""
+    def connect(self) -> list[HostFacts]:
+        """Find, once, a network over which all hosts reach each other; return the facts with their addresses in it.
+        Raises HostError: there is none."""
         if not self._connected:
             self._facts, self._network_note = self.launcher.connect(self._facts)
             self._connected = True

@@ -74,7 +74,8 @@ def _root() -> Path:
 
 
 ROOT = _root()
-"""The project: the one around the working directory, else the clone of this code."""
+"""The project of `paceline init` around the working directory; else ``HOME``. Inside a clone of other code it is
+``HOME``, too, and ``refuse_other_code`` then refuses the command."""
 
 
 # ------------------------------------------------------------------------------- refusals of other folders

@@ -210,7 +210,8 @@ class _Walk:
         return True
 
     def follow_shadowing(self, name: str) -> None:
-        """Follow a module on the ranks' PYTHONPATH that installed packages or Python itself would import as well."""
+        """Follow a module on the ranks' PYTHONPATH that hides one of Python's or of an installed package, which then
+        import it too, or that Python runs at startup, such as sitecustomize."""
         path = "cluster.env.PYTHONPATH"
         if name not in self.forbidden and self._must_follow(Import(name, 1, "optional"), path):
             self.follow(name)
@@ -223,9 +224,11 @@ class _Walk:
         # A string that looks like a module name counts only if the project has such a module.
         if item.kind == "named" and not self._is_of_paceline_or_project(top):
             return False
-        must_exist = item.kind in ("needed", "optional")
+        # These two name a module for certain. A "part" (b in ``from a import b``) may be an attribute instead, and a
+        # "named" string may be any text, so neither of these is refused or recorded as missing.
+        names_a_module = item.kind in ("needed", "optional")
         if top in self.forbidden and not self._is_of_script(top):
-            if must_exist:
+            if names_a_module:
                 raise _refusal(
                     path, item, "the controller's half, which no host has", "move what both need into trainers/"
                 )
@@ -234,15 +237,15 @@ class _Walk:
         # Look for sources first: the project and an installed distribution may share a namespace package.
         if bases and (self.file_of(item.name) or self._is_namespace_package(item.name)):
             return True
-        if item.kind == "named":
+        if item.kind == "named":  # a string counts only if it names a source, which this one doesn't
             return False
         if installed is not None and installed.owners:
             self.imported_parts[top].add(rest)
-        elif must_exist and installed is not None and installed.strays:
+        elif names_a_module and installed is not None and installed.strays:
             # such as a folder on sys.path, whose files are neither hashed nor have a version
             where = f"would come from {installed.strays[0]}, which no installed distribution has"
             raise _refusal(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
-        elif must_exist and not self._is_made_at_run_time(item.name):
+        elif names_a_module and not self._is_made_at_run_time(item.name):
             self._record_missing(item, path)
         return False
 
@@ -255,7 +258,8 @@ class _Walk:
         return top in names or f"{top}.py" in names
 
     def _record_missing(self, item: Import, path: str) -> None:
-        """Record a missing import, or refuse it if the node half imports it unconditionally. Raises UsageError."""
+        """Record a missing import as absent. Raises UsageError: code of the project or of Paceline imports it
+        unconditionally, no script is started, and ``may_lack`` doesn't excuse it."""
         if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
             if item.kind == "optional":
@@ -302,6 +306,7 @@ class _Walk:
     def _is_namespace_package(self, name: str) -> bool:
         top, _, rest = name.partition(".")
         folders = [f"{base}/{rest.replace('.', '/')}" for base in self._locate(top)[0]]
+        # with a compiled __init__.pyc alone, Python takes the folder for a plain package, of which there is no source
         return any(os.path.isdir(folder) and "__init__.pyc" not in self._list_folder(folder) for folder in folders)  # noqa: PTH112
 
     def _locate(self, top: str) -> tuple[tuple[str, ...], InstalledModule | None]:

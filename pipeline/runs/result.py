@@ -96,7 +96,7 @@ class Result(NamedTuple):
     key: str
     digest: str
     state: str
-    what: str
+    what: str  # what the run trained, for lists of runs: "digits small_cnn sgd", or "script train.py"
     metrics: Mapping[str, float]
     nproc_per_node: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -105,7 +105,7 @@ class Result(NamedTuple):
     train_s: float | None
     unix_time: float
     mlflow_run_id: str | None
-    origin_sha256: Mapping[str, str]
+    origin_sha256: Mapping[str, str]  # file about the run's origin (``folder.ORIGIN``) → digest
     fields: Mapping[str, Any]
 
     @property

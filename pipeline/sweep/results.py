@@ -45,9 +45,10 @@ class TrialResult:
     number: int
     key: str
     state: str
-    chosen: tuple[str, ...]
-    overrides: tuple[str, ...]
+    chosen: tuple[str, ...]  # the overrides that distinguish this trial from the others
+    overrides: tuple[str, ...]  # all overrides, with which `doit train` repeats the trial
     values: Mapping[str, float]
+    # FINISHED: that the result was accepted ("accepted, …"), or a remark (a metric is NaN); else why the trial ended
     detail: str = ""
 
 

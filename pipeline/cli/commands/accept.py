@@ -33,7 +33,7 @@ _MUST_BE_NAMED = ("config", "data", "topology")
 
 def accept(current: Session) -> None:
     """Accept a finished run for that of the overrides, or withdraw that (--undo). Raises UsageError, PacelineError."""
-    current.refuse_data()
+    current.refuse_unfetchable_data()
     run = current.run
     if run is None:
         if all(word.startswith("paths.") for word in current.invocation.overrides):
@@ -136,7 +136,8 @@ def _refuse_doubtful(parts: dict[str, dict[str, object]], run: Run, nearest: tup
 def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repeated_key: str) -> str:
     """Mark an accepted run as proven if its repetition came out ``equal``, or else withdraw the acceptance.
 
-    Returns a line for the user; '' if the run wasn't accepted. Raises PacelineError: the repetition had another key.
+    ``folder``: the repeated run's folder, or the archive of a run (`doit export`), unpacked to be repeated. Returns a
+    line for the user; '' if the run wasn't accepted. Raises PacelineError: the repetition had another key.
     """
     accepted = acceptance.read(folder)
     if accepted is None:
@@ -145,7 +146,7 @@ def settle_acceptance(current: Session, folder: RunFolder, *, equal: bool, repea
         raise PacelineError(
             f"{folder.key} can't be proven here: made again, its key is {repeated_key}; it stays {accepted}"
         )
-    here = _folder_here(current, folder, accepted)  # None: the archive alone was repeated, and nothing here changes
+    here = _folder_here(current, folder, accepted)  # None: ``folder`` is an archive of a run not accepted so here
     if equal:
         accepted = replace(accepted, proven=True)
     if here is not None:

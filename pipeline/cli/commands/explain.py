@@ -30,7 +30,7 @@ def plan(current: Session) -> None:
     """Print what would run: the trials, the tasks of each (fetch, train, …) and the command of each host."""
     formats = {"text": dry_run.text, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     chosen_format = current.invocation.options.get("format", "text")
-    current.refuse_data()
+    current.refuse_unfetchable_data()
     if current.sweeps:
         trials = [
             dry_run.planned(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
@@ -51,7 +51,7 @@ def why(current: Session) -> None:
     if (own_step := current.invocation.options.get("step")) is not None:
         own_steps.why(current, own_step)
         return
-    current.refuse_data()
+    current.refuse_unfetchable_data()
     run = current.run
     tasks = dry_run.steps(current.config, current.pack, run, root=ROOT)  # also refuses a newer Paceline's run folder
     reason = run.reason if run is not None else current.why_no_key

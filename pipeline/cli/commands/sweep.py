@@ -43,7 +43,7 @@ def sweep(current: Session) -> None:
     invocation = current.invocation
     is_dry_run = invocation.is_on("dry_run")
     if is_dry_run:
-        current.refuse_data()
+        current.refuse_unfetchable_data()
     elif invocation.is_on("detach"):
         start_detached(current.config.runs_dir, f"sweep-{time.strftime('%Y%m%d-%H%M%S')}")
         return

@@ -60,6 +60,8 @@ def run_attempt(
                 if not outcome.again:
                     raise _failure(running, outcome)
                 emit(Notice(text=outcome.text))
+                # RunningAttempt.run defers signals for its clean-up and returns so. Where this module goes on after it,
+                # ``release`` lets signals interrupt again, and raises Interrupted if one came meanwhile.
                 signals.release()
         except TrainingError:  # keep granted hosts, as a further attempt may use them
             raise
@@ -144,7 +146,8 @@ def _failure(running: RunningAttempt, outcome: Outcome) -> TrainingError:
     elif outcome.hint and (first is None or is_consequence(first.error)):  # the scheduler knows why it ended the ranks
         text = f"training failed: {outcome.text}\nlogs: {running.log_dir}"
     else:
-        text = failure_text(running.plan, running.ends, running.kept_log_dir)
+        # the ranks may have failed because the run folder was removed, and its logs with it: then the text names none
+        text = failure_text(running.plan, running.ends, running.existing_log_dir)
         text += "".join(f"\n{line}" for line in [*lines_on_lost(running.silent.reached), outcome.text] if line)
     return TrainingError(text + running.unstopped, hint=outcome.hint, cause=outcome.cause or why, gone=running.gone)
 
@@ -162,7 +165,8 @@ def _checked_hosts(spec: AttemptSpec, hosts: Hosts) -> list[HostFacts]:
     check_batch(batch_size, ranks, micro_batches, trainer.get("shards", 0))
     validate_hosts(hosts.cluster, facts, backend=strategy.get("backend", "auto"))
     refuse_different(facts, spec.versions, hosts.cluster.environment)
-    facts = hosts.connected()
+    # only valid hosts try to connect to each other; their facts then have the addresses that worked
+    facts = hosts.connect()
     preflight.refuse(hosts.checks(), hosts.cluster.nnodes)
     return facts
 
@@ -178,7 +182,8 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[HostFacts], port: 
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port)
     warm = plan.warm and _has_installed_torch(spec)
     plan = dataclasses.replace(plan, submission=launchers.submission(hosts.cluster, spec), warm=warm)
-    # a later attempt must find these hosts; in a shared run folder the ranks see themselves that a later one began
+    # A later attempt must find this start's hosts, to end its ranks and fetch its checkpoints. In a shared run folder
+    # the checkpoints are there already, and ranks end themselves when they see in it that a later attempt has begun.
     if not hosts.launcher.capabilities.shares_run_dir:
         starts.record(plan, spec.run_dir)
     write_json(spec.run_dir / run_folder.PLAN, as_json(dataclasses.asdict(plan)))

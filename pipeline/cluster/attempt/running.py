@@ -292,7 +292,7 @@ class RunningAttempt:
         starts.renew(self.plan.run_id, self._run_dir)
 
     @property
-    def kept_log_dir(self) -> Path | None:
+    def existing_log_dir(self) -> Path | None:
         """The folder of the logs; None if the run folder was removed."""
         return self.log_dir if (self._run_dir / run_folder.CONFIG).exists() else None
 

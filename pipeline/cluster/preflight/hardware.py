@@ -1,5 +1,6 @@
 """The checks of what each host offers the ranks: cores, memory, disk, limits, clock, network and GPUs. Pure.
 
+A check that isn't ok is a warning, unless the code here names ``State.FAILED``, which stops the training.
 They judge the facts of the last probe (``HostFacts``); about GPUs these contain the output of nvidia-smi, which is
 parsed here. Whether hosts reach each other is checked by ``cluster/networks.py``.
 """
@@ -214,6 +215,7 @@ def _own_name(fact: HostFacts) -> Iterator[Check]:
         seen = f"{fact.hostname} isn't resolved within {slow_s:g} s, for which torchrun waits several times"
         yield judged(fact.host, "host name", seen, False, wanted=f"{fact.address} at once", hint=hint)
         return
+    # the host may choose the interface itself, by variables of the login such as GLOO_SOCKET_IFNAME
     has_interface = bool(fact.interface or fact.network_variables)
     # Debian's installer maps the host's name to 127.0.1.1, at which other hosts can't reach it
     is_loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
@@ -320,7 +322,7 @@ def _number(cell: str) -> int | None:
 
 
 def unanswered(cluster: Cluster, facts: Sequence[HostFacts], waited_s: float) -> Iterator[Check]:
-    """Yield a failed check for each host whose nvidia-smi reports no GPUs although ranks need them."""
+    """Yield a warning for each host whose nvidia-smi reports no GPUs although ranks need them."""
     for fact in facts if cluster.device == "cuda" else ():
         if parse_gpus(fact.nvidia_smi):
             continue

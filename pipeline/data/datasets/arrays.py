@@ -37,9 +37,10 @@ class ArraysConfig(DatasetConfig):
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
+    """Return the user's file, unless it is a URL. Called at each look-up of the pack, which the content decides."""
     path = local_path(_source(config))
     if path is not None:
-        refuse_special(config.source, path)
+        refuse_special(config.source, path)  # anything but a regular file: a folder, a FIFO, a device
     return [] if path is None else [path]
 
 
@@ -51,7 +52,8 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
         request = DownloadRequest(name=file_name(source) or "arrays.npz", urls=(source,), sha256=None)
         path, origin = download(config, request, work.folder, work.report), without_login(source)
     made = raw_set(path, source="arrays of a .npz file", origin=origin)
-    return replace(made, source_files={"arrays.npz": sha256_file(path)})  # its own name doesn't count
+    # the pack records the user's file by this fixed name, so that renaming the file doesn't change the pack
+    return replace(made, source_files={"arrays.npz": sha256_file(path)})
 
 
 def raw_set(arrays: Path | Mapping[str, Any], *, source: str, origin: str) -> RawSet:

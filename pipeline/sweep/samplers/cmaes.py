@@ -31,5 +31,8 @@ class CMAESConfig(SearchConfig):
 
 
 def sampler(config: CMAESConfig, space: SearchSpace, seed: int) -> BaseSampler:
-    """Return the sampler of one trial, see pipeline.sweep.samplers."""
+    """Return a new sampler for one trial, whose own seed lets a continued search draw the same values.
+
+    The sampler holds no state: Optuna stores that of CMA-ES with the trials of the study, and reads it from there.
+    """
     return CmaEsSampler(seed=seed, warn_independent_sampling=False)

@@ -74,7 +74,7 @@ def test_a_line_shows_metrics_and_where_they_stand(
     line: str, metrics: dict[str, float], place: tuple[int | None, int | None, int | None]
 ) -> None:
     found = parse_line(line)
-    assert (dict(found.metrics), (found.epoch, found.step, found.steps)) == (metrics, place)
+    assert (dict(found.metrics), (found.epoch, found.step, found.steps_in_epoch)) == (metrics, place)
 
 
 @pytest.mark.parametrize("part", ["a", "loss: ", "1,111"])

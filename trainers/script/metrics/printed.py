@@ -1,6 +1,7 @@
 """The reader of the metrics that a script has printed, for a script that reports none in another way
-(program.metrics=auto). It runs when the script has ended. Lines of earlier attempts are kept (``keep_lines``): those
-before the position at which this attempt went on come first."""
+(program.metrics=auto). It runs when the script has ended. An attempt that resumes doesn't print again what earlier
+attempts printed. So their lines are kept (``keep_lines``), and those from before the epoch and step at which this
+attempt resumed are put in front of its own."""
 
 from __future__ import annotations
 
@@ -52,14 +53,17 @@ def printed_rows(
         with suppress(OSError):
             streams.append([*_timed_lines(_tail(path).split("\n"), began_s, path.stat().st_mtime)])
     streams = [lines for lines in streams if lines] or [[]]
-    # an attempt that had nothing left to train prints nothing, or its last evaluation without a step: behind all others
+    # An attempt that resumed at the end trains nothing: it prints nothing, or an evaluation without epoch and step. Its
+    # lines are put behind all earlier ones. If earlier attempts printed no positions either, the script never prints
+    # any, and a lack of them doesn't show that nothing was trained.
     trained_nothing = not any(map(_has_positions, streams)) and (streams == [[]] or any(map(_has_positions, attempts)))
     if trained_nothing:
         streams = [[item for lines in streams for item in lines]]
     earlier_rows, own_rows = list[Row](), list[Row]()
     for own_lines in streams:
         names = {name for item in own_lines for name in item.line.metrics}
-        # each attempt replaces the lines of those before it from its own first position on
+        # Each attempt replaces the lines of those before it from its own first position on. Earlier lines are of both
+        # stdout and stderr without saying of which, so the names of their metrics tell which belong to this stream.
         earlier_lines = list[TimedLine]()
         for attempt in attempts:
             lines = [item for item in attempt if trained_nothing or names & item.line.metrics.keys()]
@@ -166,17 +170,18 @@ def _rows_with_steps(items: Sequence[TimedLine], steps_per_epoch: float | None) 
     epoch; the count of lines.
     """
     lines = _with_positions(item.line for item in items)
-    # a step of its epoch, of which only one was printed, doesn't grow
+    # Does the step begin anew in each epoch? Then it is smaller in the first line of the next epoch, or equal if each
+    # epoch has only one line, such as that of its last step.
     counts_anew_in_each_epoch = any(
         old.epoch != new.epoch and (old.step or 0) >= (new.step or 0) for old, new in itertools.pairwise(lines)
     )
-    steps_of_epoch = max((line.steps for line in lines if line.steps), default=0)
+    steps_of_epoch = max((line.steps_in_epoch for line in lines if line.steps_in_epoch), default=0)
 
     steps = [line.step for line in lines if line.step is not None and not counts_anew_in_each_epoch]
     known_epochs = [(line, line.epoch) for line in lines if line.epoch is not None]
-    passed = [line.epochs * (steps_per_epoch or 0) for line in lines if line.epochs is not None]
+    passed = [line.epochs_passed * (steps_per_epoch or 0) for line in lines if line.epochs_passed is not None]
     epochs_and_steps = [epoch * steps_of_epoch + (line.step or 0) for line, epoch in known_epochs]
-    epochs = [epoch for line, epoch in known_epochs if line.epochs is None or line.epochs.is_integer()]
+    epochs = [epoch for line, epoch in known_epochs if line.epochs_passed is None or line.epochs_passed.is_integer()]
     candidates = (
         steps,
         [*map(round, passed)] if steps_per_epoch else [],
@@ -195,9 +200,9 @@ def _with_positions(lines: Iterable[PrintedLine]) -> list[PrintedLine]:
     for line in lines:
         before = placed[-1] if placed else PrintedLine({})
         if line.epoch is None:
-            line = replace(line, epoch=before.epoch, epochs=before.epochs)
+            line = replace(line, epoch=before.epoch, epochs_passed=before.epochs_passed)
         if line.step is None and line.epoch == before.epoch:
-            line = replace(line, step=before.step, steps=before.steps)
+            line = replace(line, step=before.step, steps_in_epoch=before.steps_in_epoch)
         placed.append(line)
     return placed
 
@@ -226,6 +231,7 @@ _PAIR = re.compile(
     # a name can begin at few places only, so that a long line without blanks is read once
     rf"(?<![\w/.@?&-])['\"]?(?P<name>[A-Za-z][\w/.@-]*)['\"]?"
     rf"(?P<between>\s*[:=]\s*|\s*[│┃|]\s*|[ ]+)(?:['\"]|(?:tensor|array|[\w.]*float\d+)\()?"
+    # the end keeps out the percentage of tqdm's bar (``acc: 45%|###``) and the old value before an arrow (0.5 -> 0.6)
     rf"(?P<number>{_NUMBER})(?:/(?P<whole>\d+))?(?![\w.]*\w|[,:-]\d|/|\s*(?:%\s*\||->|→|=>))",
     re.IGNORECASE,
 )
@@ -271,15 +277,15 @@ class PrintedLine:
     metrics: Mapping[str, float]
     epoch: int | None = None
     step: int | None = None
-    steps: int | None = None  # of an epoch
-    epochs: float | None = None  # epochs that have passed, with a fraction
+    steps_in_epoch: int | None = None
+    epochs_passed: float | None = None  # with a fraction
     split: str = ""  # train, val, … with which the line begins, or whose lines it sums up; '' without one
 
     @property
     def position(self) -> tuple[float, int] | None:
         """Epoch and step, by which lines can be ordered; None if it names neither."""
-        if self.epochs is not None:
-            return self.epochs, 0
+        if self.epochs_passed is not None:
+            return self.epochs_passed, 0
         return None if self.epoch is None and self.step is None else (self.epoch or 0, self.step or 0)
 
 
@@ -311,7 +317,7 @@ def parse_line(text: str, split_before: str = "") -> PrintedLine:
         at, of = (next(filter(None, inner.group(*names))) for names in _COUNTERS)
     if step is None and (passed := _EPOCHS.search(text)):
         epochs = float(passed["passed"])
-        return PrintedLine(metrics, epoch=max(1, math.ceil(epochs)), epochs=epochs, split=split)
+        return PrintedLine(metrics, epoch=max(1, math.ceil(epochs)), epochs_passed=epochs, split=split)
     return PrintedLine(metrics, _int(epoch["at"] if epoch else None), _int(at), _int(of), split=split)
 
 

@@ -127,7 +127,8 @@ def printed_error(path: str, rank: int, rank_exit: RankExit | None, *, script_co
         printed_at = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed_at = "", time.time()
-    # the exit code of a script without torchrun is that of its only rank; without output nothing explains the code
+    # A script without torchrun has one rank, which therefore ended with the script's exit code. A rank that printed
+    # nothing gets no error here, as none would say more than the code, which the supervisor's ``why_ended`` reports.
     if rank_exit is None and script_code and text.strip():
         rank_exit = RankExit(script_code, printed_at)
     by_exception = rank_exit is not None and rank_exit.code == 1
@@ -171,7 +172,8 @@ def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
     An exception with output behind it was caught, and doesn't count, unless the rank ended ``by_exception``.
     """
     before, head, rest = text.rpartition(_HEAD)
-    # torch marks the lines of an uncaught exception, so where it ends is certain ("Original": of a DataLoader's worker)
+    # torch marks the lines of an uncaught exception, so where it ends is certain. If a worker process of a DataLoader
+    # raised it, the heading there is "Original Traceback (most recent call last):".
     marked = re.fullmatch(f"{_MARK}(?:Original )?", before.rpartition("\n")[2])
     if marked:
         marked_lines = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
@@ -225,7 +227,9 @@ class EarlyExits:
         self._pattern = os.path.join(glob.escape(state_dir), f"ranks/*/attempt_*/*/{RUNNING}*")
         self._ended_by_others: set[int] = set()  # process ids
         self._codes: dict[int, int] = {}  # process id → exit code, as torchrun reports it
-        self._begun: set[int] | None = None  # processes of ranks that had begun when all were ended; None: not yet
+        # process ids of the ranks that had begun when all were ended (by the agent, or by a signal to torchrun); None:
+        # the ranks haven't been ended yet. A rank that begins later is ended, too, and so didn't end by itself.
+        self._begun: set[int] | None = None
 
     def read(self, line: str) -> None:
         """Read in a line of torchrun which process it ends, or with which code a process ended."""
