@@ -128,8 +128,10 @@ class Session:
         if self._composed is not None:
             return compose.resolve(self._composed)
         resolved = compose.resolve(compose.compose_config(self._composed_words))
-        # the memo is a file in the runs folder, which only a training may create
-        if self.invocation.verb == "train" or (ROOT / resolved["paths"]["runs"]).is_dir():
+        # the memo is a file in the runs folder, which only a training may create; `doit plan` writes nothing
+        verb = VERBS.get(self.invocation.verb or "")
+        lists_runs = verb is not None and verb.overrides == "filter" and (ROOT / resolved["paths"]["runs"]).is_dir()
+        if self.invocation.verb == "train" or lists_runs:
             memo.keep(resolved)
         return resolved
 
