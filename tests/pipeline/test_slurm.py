@@ -19,7 +19,8 @@ from pipeline.cluster.events import Event, LogLine, NodeLost
 from pipeline.cluster.launchers import LAUNCHERS, job_folder
 from pipeline.cluster.launchers.base import GrantedJob, JobState, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
+from pipeline.cluster.launchers.job_folder import JobFolder
+from pipeline.cluster.launchers.job_follower import JobFollower
 from pipeline.cluster.launchers.slurm import SlurmScheduler
 from pipeline.cluster.launchers.slurm_job import (
     Queue,

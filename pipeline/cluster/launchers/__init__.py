@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
     from pipeline.cluster.launchers.base import AttemptSpec
     from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
-    from pipeline.cluster.launchers.job_folder import JobFollower
+    from pipeline.cluster.launchers.job_follower import JobFollower
     from pipeline.cluster.launchers.transport.streams import Streams
     from pipeline.core.specs import Cluster
 

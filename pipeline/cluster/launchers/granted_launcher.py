@@ -18,7 +18,8 @@ from typing import Any
 from pipeline.cluster.agent.requests import JobRequest, WarmEnvironment
 from pipeline.cluster.events import Event
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, GrantedJob, JobState, Outcome, PackSource, Scheduler
-from pipeline.cluster.launchers.job_folder import JobFolder, JobFollower
+from pipeline.cluster.launchers.job_folder import JobFolder
+from pipeline.cluster.launchers.job_follower import JobFollower
 from pipeline.cluster.launchers.settings import Capabilities, capabilities
 from pipeline.cluster.launchers.transport import agent_client
 from pipeline.cluster.launchers.transport.answers import Answer, host_facts
