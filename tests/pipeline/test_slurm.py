@@ -16,7 +16,7 @@ from pipeline.cluster.agent.host.probe import facts
 from pipeline.cluster.agent.requests import ProbeRequest
 from pipeline.cluster.agent.schedulers import Slurm
 from pipeline.cluster.events import Event, LogLine, NodeLost
-from pipeline.cluster.launchers import LAUNCHERS, job_folder
+from pipeline.cluster.launchers import LAUNCHERS, job_follower
 from pipeline.cluster.launchers.base import GrantedJob, JobState, PackSource
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.job_folder import JobFolder
@@ -288,7 +288,7 @@ def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field(
 def test_a_job_that_is_suspended_is_said_to_be_once(
     site: Callable[..., Queue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
+    monkeypatch.setattr(job_follower, "_ASK_S", 0.1)
     site(scontrol=f"echo x >> {tmp_path}/asked; echo JobId=42 JobState=SUSPENDED")
     folder = JobFolder(tmp_path / "slurm" / "1", "job.sh")
     folder.make("", job_request(), len(PLAN.nodes))
@@ -307,8 +307,8 @@ def test_a_job_that_is_suspended_is_said_to_be_once(
 def test_a_scheduler_that_hangs_keeps_neither_beats_nor_output_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_folder, "_ASK_S", 0.1)
-    monkeypatch.setattr(job_folder, "BEAT_S", 0.1)
+    monkeypatch.setattr(job_follower, "_ASK_S", 0.1)
+    monkeypatch.setattr(job_follower, "BEAT_S", 0.1)
     asked, answers, heard = threading.Event(), threading.Event(), list[Event]()
 
     def gone() -> JobState:

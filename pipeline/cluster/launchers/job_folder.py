@@ -26,7 +26,6 @@ OUTPUT, _ORDERS = "out", "orders"
 """The files for what the job prints, and for the controller's orders."""
 
 _TAIL_BYTES = 64 << 10  # of the job's output that are read
-BEAT_S = 1.0
 
 
 class JobFolder:

@@ -14,11 +14,11 @@ from pipeline.cluster.agent.running.output import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.events import Event, NodeLost
 from pipeline.cluster.launchers.base import GrantedJob, JobState
-from pipeline.cluster.launchers.job_folder import BEAT_S
 from pipeline.cluster.launchers.transport.answers import log_line, node_end, with_host_label
 from pipeline.core.processes import threads
 from pipeline.core.specs import LaunchPlan, NodePlan
 
+BEAT_S = 1.0
 _POLL_S = 0.1
 _ASK_S = 5.0  # between two polls of the scheduler; a node's own reports come sooner
 
