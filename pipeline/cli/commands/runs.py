@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from pipeline.cli.finished import other_hardware
 from pipeline.cli.output import STATE_COLOURS, answer, note, say, wants_json, width
 from pipeline.cli.session import Session, relative
-from pipeline.config.overrides.origins import identifying_fields
 from pipeline.config.overrides.words import for_hydra
 from pipeline.core.errors import UsageError, suggestion, without_host_and_rank
 from pipeline.core.printable import printable, printable_lines, takes_colours
@@ -89,8 +88,11 @@ def filter_of(words: Sequence[str], resolved: Mapping[str, Any]) -> RunFilter:
     for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         is_group = "." not in name and isinstance(resolved.get(name), Mapping)
-        # model=resnet18 stands for the fields that it sets
-        paths = (identifying_fields(name, words) or [name]) if is_group else [name]
+        paths = [name]
+        if is_group:  # model=resnet18 stands for the fields that it sets
+            from pipeline.config.overrides.origins import identifying_fields  # imports Hydra, half a second
+
+            paths = identifying_fields(name, words) or [name]
         for path in paths:
             try:
                 value = functools.reduce(operator.getitem, path.split("."), resolved)
