@@ -19,6 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from pipeline.cli.commands import compare as choosing
 from pipeline.cli.commands import runs as listing
 from pipeline.cli.invocation import Invocation, is_override
@@ -181,8 +184,18 @@ def _words(overrides: Sequence[Any]) -> tuple[str, ...]:
             )
         else:
             parts = item.split()
-            words += parts if len(parts) > 1 and all(map(is_override, parts)) else [item]
+            is_several = len(parts) > 1 and all(map(is_override, parts)) and not _is_one_override(item)
+            words += parts if is_several else [item]
     return tuple(words)
+
+
+def _is_one_override(text: str) -> bool:
+    """Return whether Hydra takes the text as it is: ``program.args.text='a=b c=d'``."""
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        return False
+    return True
 
 
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:

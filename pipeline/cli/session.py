@@ -141,7 +141,7 @@ class Session:
         if self.invocation.verb not in ("reproduce", "prove"):
             return self.invocation.overrides
         # these are passed on to the training that repeats the run; here nothing is known of its program
-        of_repetition = ("cluster.", "program.ignore_metrics=")
+        of_repetition = ("program.ignore_metrics=", *(("cluster.",) if self.invocation.verb == "reproduce" else ()))
         return tuple(word for word in self.invocation.overrides if not word.lstrip("+~").startswith(of_repetition))
 
     @property

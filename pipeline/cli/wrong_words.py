@@ -251,7 +251,7 @@ def _without_dashes(argv: Sequence[str], values_by_flag: Mapping[str, str], invo
     if script is not None and verb == "sweep":  # sweep train.py --lr 0.1,0.2 --epochs 3
         swept = {flag: value for flag, value in values_by_flag.items() if "," in value}
         sweeps = [word for flag, value in swept.items() for word in ("--sweep", f"{flag[2:]}={value}")]
-        kept = [word for word in argv[script:] if word not in {*swept, *swept.values()}]
+        kept = [word for word in argv[script:] if word.partition("=")[0] not in {*swept, *swept.values()}]
         return f"doit run {shlex.join([*words, *sweeps, *kept])}"
     names_script = any(word.startswith(tuple(f"{field}=" for field in SCRIPT_FIELDS)) for word in words)
     options = [f"{name}={value}" for name, value in invocation.options.items()]

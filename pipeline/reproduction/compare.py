@@ -33,10 +33,11 @@ _ALWAYS_COMPARED = ("weights_sha256", *_STEPS)
 _SCRIPT_OUTPUTS = "outputs/"
 _UNDECLARED = ("outputs/workdir/", "checkpoints/", "nodes/")  # files of a script that it didn't declare as results
 _LOG_ENDINGS = (".jsonl", ".log", "training_args.bin")  # not compared: these and TensorBoard files contain times
-_UNIT = "(s|ms|us|secs?|seconds?|mins?|minutes?|hours?)"
+_UNIT = "(s|ms|us|secs?|seconds?|minutes?|hours?)"
+_LONG_UNIT = f"({_UNIT}|mins?)"  # alone, min is a smallest value
 _TIME_NAME = re.compile(
-    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_UNIT})?|(duration|elapsed|latency)(_{_UNIT})?|time_?stamp|eta"
-    rf"|throughput|mfu|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}"
+    rf"(^|[/_. -])((run|wall|wall_?clock_?)?times?(_{_LONG_UNIT})?|(duration|elapsed|latency)(_{_LONG_UNIT})?"
+    rf"|time_?stamp|eta|throughput|mfu|fps|[stq]ps|speed|(train|eval|test|step|epoch|data|load|total|batch)_{_UNIT}"
     rf"|(\w*_)?per_{_UNIT}|(it|iters?|steps?|tok|tokens?|samples?|images?)/{_UNIT})$"
     r"|(^|/)(dt|wall|ms|secs?|seconds?|minutes?|hours?)(_per_\w+|/\w+)?$",
     re.IGNORECASE,

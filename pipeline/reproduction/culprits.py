@@ -222,16 +222,16 @@ def gather(folder: RunFolder, again: RunFolder, verdict: Verdict, kills: Sequenc
     last = {row.step for row in attempts[-1]} if len(attempts) > 1 else set[int]()
     # the first row after a resume is left out, see Evidence.values_differ
     values_differ = any(_values_differ(before[step], after[step]) for step in before.keys() & after.keys() - {*resumed})
+    ended_elsewhere = bool(before and after and differs_at is not None) and max(before) != max(after)
+    ended_elsewhere = ended_elsewhere and (differs_at or 0) > min(max(before), max(after))
     result = again.read_result()
     return Evidence(
         kills=tuple(kills),
         resumed_at=resumed,
         differs_at=differs_at,
         started_over=bool(before and last) and min(last) <= min(before) and len(last) >= len(before) / 2,
-        lacks_last=_lacks_last(before, after),
-        ended_elsewhere=bool(before and after)
-        and max(before) != max(after)
-        and (differs_at or 0) > min(max(before), max(after)),
+        lacks_last=_lacks_last(before, after) or (ended_elsewhere and max(after) < max(before) and not last),
+        ended_elsewhere=ended_elsewhere,
         only_totals=_only_totals(before, verdict),
         values_differ=values_differ,
         tensors_differ=tuple(name for name in verdict.besides_differing if _tensors_differ(folder, again, name)),
@@ -381,7 +381,6 @@ def _tensors_differ(folder: RunFolder, again: RunFolder, name: str) -> bool:
 
 # ----------------------------------------------------------------------------- what a checkpoint holds
 _LARGEST_PICKLE_BYTES = 64 << 20  # the pickle of a checkpoint with a million tensors
-_WHOLE_FILES = (".safetensors", ".npy")  # tensors alone, without a time or a random state
 _ZIP = b"PK\x03\x04"  # the first bytes of a zip archive, which torch.save writes
 # kind of state → names of its entries in a checkpoint
 _STATE_TEXTS = {
@@ -401,21 +400,37 @@ def state_kinds(path: Path) -> frozenset[str]:
 
 
 def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int]] | None:
-    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save``, in order, of each array of an .npz, or
-    of all of a .safetensors or .npy; None for another file. Tensors of bytes hold random states.
+    """Return size and CRC-32 of each tensor's bytes in a file of ``torch.save`` or safetensors; None for another file.
+
+    ``random_states``: tensors of bytes count as well.
     """
     try:
-        if path.suffix in _WHOLE_FILES:
-            content = path.read_bytes()
-            return [(len(content), zlib.crc32(content))]
+        if path.suffix == ".safetensors":
+            return _tensors_of_safetensors(path)
         with zipfile.ZipFile(path) as archive:
-            if path.suffix == ".npz":
-                return [(one.file_size, one.CRC) for one in archive.infolist()]
             left_out = set() if random_states else _storages_of_bytes(archive)  # tensors of bytes are random states
             members = (member for member in archive.infolist() if "/data/" in member.filename)
             return [(one.file_size, one.CRC) for one in members if one.filename.rpartition("/")[2] not in left_out]
-    except (OSError, ValueError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
         return None
+
+
+def _tensors_of_safetensors(path: Path) -> list[tuple[int, int]]:
+    """Return size and CRC-32 of each tensor, sorted by name. The file's metadata may hold a time. Raises ValueError.
+
+    Format: the length of a JSON header (8 bytes, little endian), the header, all bytes of the tensors.
+    """
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > _LARGEST_PICKLE_BYTES:
+            raise ValueError(path.name)
+        header = json.loads(file.read(header_bytes))
+        tensors = []
+        for _, entry in sorted((name, entry) for name, entry in header.items() if name != "__metadata__"):
+            begin, end = entry["data_offsets"]
+            file.seek(8 + header_bytes + begin)
+            tensors.append((end - begin, zlib.crc32(file.read(end - begin))))
+        return tensors
 
 
 def _storages_of_bytes(archive: zipfile.ZipFile) -> set[str]:

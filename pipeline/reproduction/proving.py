@@ -192,7 +192,8 @@ def text(proof: Proof) -> str:
 def _not_compared(verdict: Verdict) -> list[str]:
     """Return a line about files that differ and are no results, such as logs and checkpoints that hold a time."""
     names = verdict.besides_differing
-    return [f"  besides  {first_of(names, _SHOWN)} differ, not compared to the bit"] if names else []
+    differ = "differs" if len(names) == 1 else "differ"
+    return [f"  besides  {first_of(names, _SHOWN)} {differ}, not compared to the bit"] if names else []
 
 
 def _about_resume(proof: Proof) -> list[str]:
@@ -280,7 +281,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0
 
 def _begins_anew(positions: Sequence[_Position | None]) -> bool:
     """Whether epochs begin again within one attempt, as in each fold of a cross-validation."""
-    epochs = [position[0] for position in positions if position is not None]
+    epochs = [position[0] for position in positions if position is not None and position[0]]  # 0: perhaps unnamed
     return any(later < earlier for earlier, later in itertools.pairwise(epochs))
 
 

@@ -180,14 +180,6 @@ _SCRIPT = {"name": "script", "script": "a.py", "command": [], "data": None, "sea
             [{"cluster": {"env": env}} for env in ({}, {"A": "1"}, {"A": "1", "B": "x"})],
             [{}, {"cluster.env.A": "1"}, {"cluster.env.A": "1", "cluster.env.B": "x"}],
         ),
-        (  # what follows from another option is no difference of its own
-            [
-                {"dataset": {"name": "digits", "holdout": 9, "flip": True}, "seed": 1},
-                {"dataset": {"name": "digits", "holdout": 9, "flip": False}, "seed": 1},
-                {"dataset": {"name": "mnist", "holdout": None, "flip": True}, "seed": 2},
-            ],
-            [{"dataset.flip": True, "seed": 1}, {"dataset.flip": False, "seed": 1}, {"dataset.flip": True, "seed": 2}],
-        ),
         (  # a script is compared with scripts, by its arguments and data
             [
                 {"program": {**_SCRIPT, "args": {"lr": 1}}},
@@ -202,6 +194,16 @@ def test_differences_between_runs_are_in_what_they_compute(
     configs: list[dict[str, Any]], shown: list[dict[str, Any]]
 ) -> None:
     assert differences(dict(zip("abc", configs, strict=True))) == dict(zip("abc", shown, strict=True))
+
+
+def test_the_table_leaves_out_what_follows_from_another_option() -> None:
+    digits: dict[str, Any] = {"name": "digits", "holdout": 9, "flip": True}
+    mnist: dict[str, Any] = {"name": "mnist", "holdout": None, "flip": True}
+    datasets = {"a": digits, "b": {**digits, "flip": False}, "c": mnist}
+    configs = {key: {"dataset": dataset} for key, dataset in datasets.items()}
+    flips = {key: {"dataset.flip": dataset["flip"]} for key, dataset in datasets.items()}
+    assert differences(configs, shortened=True) == flips
+    assert differences(configs)["c"] == {"dataset.flip": True, "dataset.holdout": None}
 
 
 def test_a_damaged_configuration_matches_nothing() -> None:

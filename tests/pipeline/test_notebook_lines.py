@@ -57,6 +57,8 @@ def test_the_trials_of_a_sweep_come_best_first_in_the_direction_of_its_metric(
 
 def test_overrides_may_be_a_list_or_stand_in_one_text() -> None:
     assert notebook._words(("seed=1 optimizer.lr=0.1", ["model=own"])) == ("seed=1", "optimizer.lr=0.1", "model=own")
+    quoted = "program.args.text='a=b c=d'"
+    assert notebook._words((quoted,)) == (quoted,)
     assert notebook._words(("run train.py --tag a=b",)) == ("run train.py --tag a=b",)
     for value in (None, {"seed": 1}):
         with pytest.raises(UsageError, match=r"is no override\n  try: paceline\.train\("):

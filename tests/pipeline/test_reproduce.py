@@ -112,7 +112,7 @@ def script_recipe(folder: RunFolder) -> Recipe:
     ("names", "are_times"),
     [
         ("_timestamp seconds ms ms_per_step dt wall sec/epoch iter/sec total_time_min mfu SPS eval/runtime", True),
-        ("loss_s timesteps min val_min ms_ssim time_step_loss", False),
+        ("loss_s timesteps min val_min test_min batch_min ms_ssim time_step_loss", False),
     ],
 )
 def test_the_names_of_times_and_rates_are_known(names: str, are_times: bool) -> None:

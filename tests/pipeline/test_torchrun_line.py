@@ -274,6 +274,7 @@ def test_options_of_the_script_stand_behind_it(line: str, said: str, folder: Pat
             "run fit/model --lr 1",
             "fit/model is no script; did you mean fit/model.py?\n  try: doit run fit/model.py --lr 1",
         ),
+        ("run -n 2 train.py", "run has no option -n; it has -m, --cluster NAME, "),
         ("run --sweep lr=[0.1,0.2] train.py", "is one value, so nothing varies\n  try: --sweep lr=0.1,0.2"),
         ("run --sweep --lr 0.1,0.2 train.py", "a name and its values are missing\n  try: --sweep lr=0.1,0.01"),
         ("run dodo.py --lr 1", "there is no dodo.py in "),

@@ -156,7 +156,9 @@ def prove(current: Session, *, once: bool = False) -> None:
         raise UsageError(f"run {folder.key} isn't finished", hint=f"doit status {folder.key}")
 
     # program.ignore_metrics=[NAMES]: metrics that may differ without making the run unproven
-    ignore_overrides = [word for word in current.invocation.overrides if word.startswith(reproducing.IGNORED)]
+    ignore_overrides = [
+        word for word in current.invocation.overrides if word.lstrip("+~").startswith(reproducing.IGNORED)
+    ]
 
     def repeat(kills: int) -> Proof:
         return proving.prove(

@@ -151,7 +151,7 @@ def runs(current: Session) -> None:
     measures = as_json or order == "size" or (is_wide and len(rows) <= _MAX_MEASURED)
     sizes_bytes = {row.key: disk_usage(runs_dir / row.key).bytes for row in rows} if measures else {}
     rows = _sort(rows, order, sizes_bytes)
-    differing = differences(comparable)
+    differing = differences(comparable, shortened=not (as_json or is_wide))
     if as_json:
         answer([{**asdict(row), "bytes": sizes_bytes[row.key], "differs": differing[row.key]} for row in rows])
     elif not index.has_runs(runs_dir):
@@ -198,13 +198,13 @@ def _sort(rows: Sequence[RunRow], order: str, sizes_bytes: Mapping[str, int]) ->
     return sorted(rows, key=lambda row: row.unix_time if order == "time" else getattr(row, order))
 
 
-def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+def differences(configs: Mapping[str, Config], *, shortened: bool = False) -> dict[str, dict[str, Any]]:
     """Return key → the fields in which the runs differ, with this run's values.
 
     Without _IN_OTHER_COLUMNS and _NOT_COMPARED. A field is compared among the runs that have it; but a script's
     argument among all scripts, and an environment variable among all runs, because its absence is a difference too.
-    Of a group whose option differs (dataset=digits, dataset=mnist) a field counts if it differs within one option: what
-    follows from the option says no more than that.
+    ``shortened``: of a group whose option differs (dataset=digits, dataset=mnist) a field counts only if it differs
+    within one option, as what follows from the option says no more than that.
     """
     fields_by_run = {key: dict(flat(config)) for key, config in configs.items()}  # key → dotted field → value
     names = {name for fields in fields_by_run.values() for name in fields if name not in _IN_OTHER_COLUMNS}
@@ -225,7 +225,7 @@ def differences(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
         option = f"{name.partition('.')[0]}.name"
         values_by_option: dict[str, set[str]] = {}
         for key in compared_runs(name):
-            chosen = "" if name == option else repr(fields_by_run[key].get(option))
+            chosen = "" if name == option or not shortened else repr(fields_by_run[key].get(option))
             values_by_option.setdefault(chosen, set()).add(repr(fields_by_run[key].get(name)))
         return any(len(values) > 1 for values in values_by_option.values())
 

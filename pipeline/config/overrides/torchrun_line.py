@@ -36,9 +36,9 @@ _NOT_NEEDED = {  # option of torchrun → why it is ignored
     **dict.fromkeys(_RENDEZVOUS, "Paceline starts every node and chooses the rendezvous"),
     **dict.fromkeys(_OUTPUT, "the output of every rank is kept in runs/KEY/attempts"),
 }
-_OWN_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove", "--retry-failed", "--fork")
-_OWN_OPTIONS = ("--budget", "--max-trials", "-n")
-"""Paceline's own flags before the script; those of _OWN_OPTIONS have a value."""
+_OWN_FLAGS, _SWEEP_FLAGS = ("--json", "--dry-run", "--force", "--detach", "--prove"), ("--retry-failed", "--fork")
+_OWN_OPTIONS, _SWEEP_OPTIONS = ("--budget", "--max-trials"), ("-n",)
+"""Paceline's own flags before the script, and those of a sweep alone; the options have a value."""
 _OF_PACELINE = re.compile(r"cluster(?:\.\w+)*=|tracking=|paths\.(?:runs|data)=")
 """Behind the script, a word that begins so was probably meant for Paceline."""
 _TRANSLATED = ("nnodes", "nproc_per_node", "max_restarts", "module", "no_python")  # torchrun's options
@@ -89,7 +89,7 @@ def _refuse_no_script(argv: Sequence[str], folder: Path) -> None:
         raise UsageError(
             f"{argv[1]} is no script; did you mean {script}?", hint=f"doit run {shlex.join([script, *argv[2:]])}"
         )
-    if (folder / argv[1]).is_dir() and not re.fullmatch(r"\w+", argv[1]):
+    if (folder / argv[1]).is_dir() and ("/" in argv[1] or argv[1] in (".", "..")):
         scripts = sorted(path.name for path in (folder / argv[1]).glob("*.py") if path.name != "dodo.py")
         named = os.path.normpath(f"{argv[1]}/{scripts[0] if len(scripts) == 1 else 'SCRIPT.py'}")
         raise UsageError(f"{argv[1]} is a folder, and run needs a script", hint=f"doit run {shlex.quote(named)}")
@@ -112,10 +112,13 @@ def _replacement_notes(line: ScriptLine) -> Iterator[str]:
 def _split_own_flags(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return Paceline's own flags before the script, and the other words."""
     script = next((n for n, word in enumerate(typed) if word.endswith(".py") or word == "-m"), len(typed))
+    sweeps = any(word.partition("=")[0] == "--sweep" for word in typed[:script])
+    flags = [*_OWN_FLAGS, *(_SWEEP_FLAGS if sweeps else ())]
+    options = [*_OWN_OPTIONS, *(_SWEEP_OPTIONS if sweeps else ())]
     own, others = list[str](), list[str]()
     for word in typed[:script]:
-        is_value = bool(own) and own[-1] in _OWN_OPTIONS
-        is_own = is_value or word in _OWN_FLAGS or word.partition("=")[0] in _OWN_OPTIONS
+        is_value = bool(own) and own[-1] in options
+        is_own = is_value or word in flags or word.partition("=")[0] in options
         (own if is_own else others).append(word)
     return own, [*others, *typed[script:]]
 
@@ -308,7 +311,7 @@ def _sweep_values(line: ScriptLine) -> dict[str, str]:
         name, _, values = text.lstrip("-").partition("=")
         if not (name and values):
             raise UsageError(f"--sweep {text}: a name and its values are missing", hint=_SWEEP_FORM)
-        if _ONE_LIST.fullmatch(values):
+        if len(line.sweep) == 1 and _ONE_LIST.fullmatch(values):
             several = re.sub(r"[\s,]+", ",", values.strip("[] "))
             raise UsageError(f"--sweep {text} is one value, so nothing varies", hint=f"--sweep {name}={several}")
         sweeps[name] = values

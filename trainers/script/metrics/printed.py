@@ -67,8 +67,16 @@ def printed_rows(
         earlier_lines = list[TimedLine]()
         for attempt in attempts:
             lines = [item for item in attempt if trained_nothing or names & item.line.metrics.keys()]
-            earlier_lines = [*_lines_before(lines, earlier_lines), *lines]
-        if not trained_nothing:
+            # likewise, an earlier attempt without any position trained nothing, and its evaluation was made again
+            if _has_positions(attempt) or not _has_positions(earlier_lines):
+                earlier_lines = [*_lines_before(lines, earlier_lines), *lines]
+        if trained_nothing:
+            earlier_lines = [
+                item
+                for item in earlier_lines
+                if item.line.position is not None or not names >= item.line.metrics.keys()
+            ]
+        else:
             earlier_lines = _lines_before(own_lines, earlier_lines)
         numbered = [*_rows_with_steps([*earlier_lines, *own_lines], steps_per_epoch)]
         earlier_rows += numbered[: len(earlier_lines)]
@@ -304,7 +312,8 @@ def parse_line(text: str, split_before: str = "") -> PrintedLine:
     for match in _PAIR.finditer(text):
         if _is_metric(match):
             matches.setdefault(_name(match, split), []).append(match)
-    metrics = dict(pair for name, alike in matches.items() for pair in _values_of(name, alike))
+    pairs = [(name, pair) for name, alike in matches.items() for pair in _values_of(name, alike)]
+    metrics = {new: value for name, (new, value) in pairs if new == name or new not in matches}
     if all(name.rpartition("/")[2] == "lr" for name in metrics):  # a setting, unless the line has a result
         metrics = {}
     if position := _EPOCH_AND_STEP.match(text):

@@ -149,8 +149,8 @@ def _row(numbers: Mapping[str, float]) -> Row | None:
     epoch = _whole(metrics.get(names.get("epoch", "")))
     if epoch is not None:  # a fraction, as transformers logs it, is a metric like others
         del metrics[names["epoch"]]
-    steps = [metrics.pop(names[name]) for name in _STEPS if name in names]
-    step = _whole(steps[0]) if steps else epoch
+    name = next((name for name in _STEPS if name in names), None)
+    step = epoch if name is None else _whole(metrics.pop(names[name]))
     return None if step is None or not metrics else Row(time_s=time.time(), step=step, epoch=epoch, metrics=metrics)
 
 
