@@ -10,6 +10,7 @@ import html
 import importlib.util
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -18,9 +19,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
 from pipeline.cli.commands import compare as choosing
 from pipeline.cli.commands import runs as listing
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
 
 # whole names of fields or groups; any other name without a dot is looked up as the last part of a field
 _GROUPS = ("cluster", "dataset", "experiment", "init", "model", "optimizer", "program", "schedule", "search", "seed")
+_QUOTED_OR_LISTED = re.compile(r"['\"\[\]{}()]")
 _SCRIPT_VERBS = ("run", "torchrun")  # the first words of a line that starts a script
 
 
@@ -184,18 +183,10 @@ def _words(overrides: Sequence[Any]) -> tuple[str, ...]:
             )
         else:
             parts = item.split()
-            is_several = len(parts) > 1 and all(map(is_override, parts)) and not _is_one_override(item)
+            # a quoted text or a list may hold blanks and signs: program.args.text='a=b c=d'
+            is_several = len(parts) > 1 and all(map(is_override, parts)) and not _QUOTED_OR_LISTED.search(item)
             words += parts if is_several else [item]
     return tuple(words)
-
-
-def _is_one_override(text: str) -> bool:
-    """Return whether Hydra takes the text as it is: ``program.args.text='a=b c=d'``."""
-    try:
-        OverridesParser.create().parse_override(text)
-    except HydraException:
-        return False
-    return True
 
 
 def _script_line(typed: tuple[str, ...], fields: dict[str, Any]) -> list[str]:
