@@ -196,10 +196,10 @@ class Session:
     def forget_steps(self) -> None:
         """Compose anew and look up the data anew after steps were made, because a step may make the data."""
         self.__dict__.pop("config", None)
-        self.forget_pack()
+        self.forget_run()
 
-    def forget_pack(self) -> None:
-        """Look up data, run and trials anew after data or initial weights were fetched."""
+    def forget_run(self) -> None:
+        """Look up data, run and trials anew after data or initial weights, which are part of the key, were made."""
         for name in ("pack", "run", "space", "search_plan"):
             self.__dict__.pop(name, None)
 

@@ -76,6 +76,7 @@ _LOGS = ".detached"  # folder below runs/
 _MAX_START_S = 120.0  # after this time a detached command counts as started, also without its lock
 _LIFE_SIGN_S = 2.0  # a command without a lock counts as started if it is alive after this time
 _POLL_S = 0.1
+# the flag in sys.argv: the loader has rewritten `--detach` as `detach=1` (``invocation.flags_as_words``)
 _DETACH = re.compile(r"(?:(?:train|sweep)\.)?detach(?:=.*)?")
 _MAX_OUTPUT = 2_000  # characters that are shown of the output of a detached command that ended at once
 

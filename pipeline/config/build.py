@@ -1,6 +1,6 @@
-"""The typed configuration of a run (``RunConfig``): ``build`` checks a composed configuration and makes it of that.
+"""The typed configuration of a run (``RunConfig``). ``build`` makes it from a composed configuration, which it checks.
 
-Nothing is written; read are only the hostfile, a script and a user's own classes.
+Nothing is written. Of files, only the hostfile, a script and a user's own classes are read.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def build(
         overrides=stored_overrides(overrides, of_run, secrets),
         sweep=SweepConfig(**of_run["sweep"]),
         search=search_config(of_run),
-        notify=NotifyConfig(**(of_run.get("notify") or {})),
+        notify=NotifyConfig(**of_run["notify"]),
         script=script,
         step=step,
         secrets=secrets,

@@ -43,6 +43,7 @@ class TrackingConfig:
         tracker: another tracker: wandb, or that of an installed package; null: none.
     """
 
+    # no setting: the Python package that the tracker needs (wandb), checked before a run begins; None: no further one
     package: ClassVar[str | None] = None
 
     enabled: bool = True

@@ -116,6 +116,7 @@ class InMemory:
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path = path  # in messages: the function that returned them
+        # the function's "classes" are a list of names and no array; ``datasets.own`` reads them from what it returned
         self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
         self.names = tuple(self._values)
 

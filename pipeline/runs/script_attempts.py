@@ -33,6 +33,8 @@ class ScriptAttempts:
         """Return the newest checkpoint that the script could resume from, even if no argument names one."""
         settings = self._settings
         if not settings.resumes:  # look as if it had such an argument
+            # {checkpoints} is the only other argument that matters: a script that is given that folder saves nowhere
+            # else, so the search leaves out its working directory
             folder = ["{checkpoints}"] if settings.names_checkpoints else []
             settings = replace(settings, args=["{resume}", *folder])
         return next(iter(checkpoints_to_resume(settings, self._run_dir).values()), None)
@@ -52,7 +54,7 @@ class ScriptAttempts:
         source = self._run_dir / run_folder.CODE / (self._settings.script or "")
         source_text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
         options = _RESUME_OPTION.findall(source_text)
-        work = workdir.copy_of(self._run_dir, 0)
+        work = workdir.copy_of(self._run_dir, node_rank=0)
         is_in_work = newest.is_relative_to(work)
         shown = newest.relative_to(work if is_in_work else self._run_dir)
         if options:  # --resume before --no-checkpoint, and the shorter name before the longer one
@@ -97,16 +99,25 @@ class ScriptAttempts:
         return ""
 
     def set_aside(self, attempt: int) -> str | None:
-        """Move away what hosts sent of earlier attempts, for a script that starts over on hosts with their own folders.
-        Return a sentence about where it is now; None if there was nothing, or the script resumes from it."""
+        """Move away what hosts sent of earlier attempts, if the script starts over. Return a sentence about where it is
+        now; None if there was nothing, or the script resumes from it.
+
+        Call it only if hosts have run folders of their own. In a shared one, the start of the script on its host moves
+        the files (``trainers.script.start``).
+        """
         if checkpoints_to_resume(self._settings, self._run_dir):
             return None
         target = self._run_dir / run_folder.ATTEMPTS / str(attempt) / "before"
-        names = workdir.set_aside(self._run_dir, 0, target, with_checkpoints=self._settings.resumes)
+        names = workdir.set_aside(self._run_dir, node_rank=0, to=target, with_checkpoints=self._settings.resumes)
         return f"what earlier attempts left is kept in {target}: {in_words(names)}" if names else None
 
     def keep_printed_lines(self) -> None:
-        """Store the lines with metrics that earlier attempts printed, if they count, for the next attempt."""
+        """Store the lines with metrics that earlier attempts printed, if printed metrics are read when a script ends.
+
+        A script that resumes doesn't print them again, and the host of the next attempt has only the log of that one.
+        """
+        # program.metrics=off: printed metrics are never read. With program.metrics_pattern they are written to
+        # metrics.jsonl while the script runs, so they are kept there.
         if self._settings.metrics == "off" or self._settings.metrics_pattern is not None:
             return
         entries = journal.read(self._run_dir / run_folder.JOURNAL)

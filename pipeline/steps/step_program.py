@@ -58,7 +58,9 @@ class StepProgram:
         Raises StepError: its command line or environment can't be made; OSError: its log can't be written.
         """
         argv, observations = self._argv(), self.out.parent / "seal"
-        # the hook doesn't note the step's own folder and the files of Paceline
+        # A zone, (kind, real path), tells the audit hook how to treat files below a folder. If folders lie in each
+        # other, the innermost decides. Files of the project are noted (PROJECT), but not those of the step's own folder
+        # and of Paceline (SKIP). ``zones_of_host`` adds the skipped folders of this computer: Python, packages, system.
         skipped = [self.out.parent, *(HOME / name for name in PACKAGES if self.root != HOME)]
         own_zones = [(PROJECT, os.path.realpath(self.root)), *((SKIP, os.path.realpath(path)) for path in skipped)]
         zones = [*own_zones, *zones_of_host()]

@@ -247,6 +247,8 @@ class Conductor:
             return self._settle_unstarted(trial, Outcome(state=State.FAILED, detail=error.what), error.what)
         if ended is not None:
             self._report_end(trial, ended.outcome, again=False)
+            # Only runs of this sweep's earlier commands: for a run that was finished outside of the sweep,
+            # `_known_result` has just started a recorder, which may not have completed the record yet.
             if trial.run is not None and trial.key in self._last_entry_by_key and has_incomplete_record(trial.run):
                 self._unrecorded[trial.run.key.short] = trial.run
         return ended

@@ -136,15 +136,15 @@ def _find_run(current: Session, name: str, scratch: Path) -> RunFolder:
 
 
 # ---------------------------------------------------------------------------------------------- proofs
-def prove(current: Session, *, once: bool = False) -> None:
-    """Prove a run: repeat it, kill the repetition, resume it, and compare. ``once``: not if it was proven before.
+def prove(current: Session, *, unless_proven: bool = False) -> None:
+    """Prove a run: repeat it, kill the repetition, resume it, and compare.
 
     Raises UsageError: a wrong option, or no finished run; PacelineError: the result differs, or can't be repeated.
     """
     config, folder = current.config, current.folder()
     work = config.runs_dir.absolute() / REPRODUCTIONS / f"{folder.key}{proving.FOLDER_SUFFIX}"
     written = work / "proof.json"
-    if once and documents.read_or_empty(written).get("proven") is True:
+    if unless_proven and documents.read_or_empty(written).get("proven") is True:
         say(f"PROVEN {folder.key} before: {relative(written)}")
         return
     kills = current.invocation.numbers("kills").get("kills", 3)

@@ -55,7 +55,7 @@ def sweep(current: Session) -> None:
         # data are part of a trial's key, so the trials are computed anew after data were made
         for make in (make_steps, provide):
             if make(current.space.trials):
-                current.forget_pack()
+                current.forget_run()
         run(current.space, invocation)
 
 
@@ -263,7 +263,7 @@ def search(current: Session) -> None:
 
     for make in (make_steps, provide):
         if make([current.search_plan.representative_trial]):
-            current.forget_pack()
+            current.forget_run()
     plan = current.search_plan
     folder = _search_folder(plan, current.invocation)
     with compose.hydra_ready(), lock_of_sweep(folder):

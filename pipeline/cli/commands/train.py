@@ -34,7 +34,7 @@ def fetch(current: Session) -> None:
         _fetch_data(current)
     if (weights := current.initial_weights) is not None and weights.url is not None:
         weights.fetch(current.config)
-        current.forget_pack()
+        current.forget_run()  # its key contains the digest of the weights, which may be known only now
 
 
 def _fetch_data(current: Session) -> None:
@@ -47,7 +47,7 @@ def _fetch_data(current: Session) -> None:
     if current.pack is not None:
         return
     pack = store.fetch(current.config.train.dataset, current.config.data_dir)
-    current.forget_pack()
+    current.forget_run()
     write = say if current.invocation.verb == "fetch" else note
     sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
     write(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
@@ -68,11 +68,11 @@ def train(current: Session) -> None:
     elif not (proves and is_done):
         _train(current)
     if proves:
-        reproduce.prove(current, once=True)
+        reproduce.prove(current, unless_proven=True)
 
 
 def train_all(current: Session) -> None:
-    """Fetch and train, for the Hydra application; in doit these are two tasks."""
+    """Fetch and train, for `python -m pipeline` (the Hydra application); in doit these are two tasks."""
     if current.pack is None:
         _fetch_data(current)
     if not is_finished(current):
@@ -108,7 +108,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     """Train the run to its end, or with ``attach`` only follow what still runs of it; print the result."""
     if not attach and current.config.train.init.setting:  # initial weights: downloaded, or trained first (init.run)
         complete.provide_weights(current.config, ROOT, argv=sys.argv, say=note)
-        current.forget_pack()
+        current.forget_run()  # its key contains the digest of the weights, which may be known only now
     with waiting(note, "looking up the run"):
         run = current.run
     if run is None:

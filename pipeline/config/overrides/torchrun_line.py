@@ -183,6 +183,7 @@ def _ask_torch(typed: Sequence[str], root: Path) -> dict[str, Any]:
     defaults = {name: value for name, value in os.environ.items() if name.startswith("PET_")}  # torchrun reads these
     # cached, because an import of torch takes seconds
     try:
+        # the first item names the form of the stored answers, so that those of another form are never found
         made_from = ["arguments counted", [*typed], defaults, metadata.version("torch"), sha256_file(program)]
         cache, entry = Cache(root, "torchrun", most=64), sha256_text(canonical_json(made_from))
         answer: dict[str, Any] | None = cache.get(entry)
@@ -472,7 +473,8 @@ def _escape_braces(word: str) -> str:
 def line_of(overrides: Sequence[str]) -> list[str] | None:
     """Return the line of `torchrun` or `run` for the overrides of a script's run: the inverse of ``overrides_of``.
 
-    Returns None if no line has exactly these overrides: no script, arguments as a list, an expression of Hydra.
+    Returns None if the overrides shall be shown as they are: there is no script; the arguments are a list, or hold an
+    expression of Hydra; only one of the two settings that `run` makes is there (one rank, no torchrun).
     """
     value_by_name = dict(word.partition("=")[::2] for word in overrides)
     script = value_by_name.pop("program.script", None)
@@ -497,6 +499,8 @@ def line_of(overrides: Sequence[str]) -> list[str] | None:
         script is None
         or "program.args" in value_by_name
         or not all("=" in word for word in overrides)
+        # `run` sets both one rank and no torchrun. With only one of the two, the overrides are shown. One rank under
+        # torchrun could be shown as `torchrun train.py`, but `doit train` with the overrides starts the same run.
         or is_alone != (ranks == "1")
     ):
         return None

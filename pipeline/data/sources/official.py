@@ -69,7 +69,11 @@ class OfficialFiles:
 
 
 def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
-    """Return the files for `request` to fingerprint: the archive, or the known files in a folder."""
+    """Return the local files whose content decides the pack: the archive, or the known files in a folder.
+
+    ``data.request`` hashes them for the pack's name, so that a changed file gives another pack. Empty if the set is
+    downloaded.
+    """
     path = local_path(config.source)
     if path is None:
         return []

@@ -42,6 +42,8 @@ class Registry:
     def entries(self, attempt_prefix: str = "") -> dict[str, RegistryEntry]:
         """Return path → entry of this node's supervisors, whose run ids begin with ``attempt_prefix``."""
         paths = sorted(glob.glob(os.path.join(glob.escape(self.folder), "*.json")))
+        # The mark begins with the run id, but a damaged or forged file may combine the mark of another run with it, and
+        # ``end_entry`` would end all processes of that run. So both are compared with the prefix.
         pairs = [(path, entry) for path in paths if (entry := read_record(RegistryEntry, path)) is not None]
         return {
             path: entry
@@ -88,6 +90,7 @@ def end_entry(path: str, entry: RegistryEntry) -> None:
             time.sleep(POLL_S)
         if is_alive(entry):
             send_all({entry.pid}, signal.SIGKILL)
+    # with the folder also processes that have lost the mark, but have a file open for writing there
     is_gone = end_tree(entry.mark, 0.5, entry.state_dir)
     if entry.container is not None:
         remove_container(entry.container.engine, entry.container.name)
@@ -130,6 +133,7 @@ def standing(request: StandingRequest) -> None:
     elif entry is not None and is_alive(entry):
         answer = Standing(node.identity, alive=True)
     else:  # the supervisor was killed, with or without its ranks, or the node was restarted
+        # the mark may be lost: with the folder, processes that have a file open for writing there are found, too
         survivors = sorted(find_processes(entry.mark, node.state_dir)) if entry is not None else []
         ended_first = f"; what lives on of it is ended first: processes {', '.join(map(str, survivors))}"
         reason = f"its agent is gone{ended_first if survivors else ''}"
