@@ -148,7 +148,7 @@ def build(
         overrides=stored_overrides(overrides, of_run, secrets),
         sweep=SweepConfig(**of_run["sweep"]),
         search=search_config(of_run),
-        notify=NotifyConfig(**of_run["notify"]),
+        notify=NotifyConfig(**(of_run.get("notify") or {})),  # null in a config.json that was edited
         script=script,
         step=step,
         secrets=secrets,

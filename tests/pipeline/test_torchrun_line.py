@@ -200,6 +200,8 @@ def test_the_overrides_of_a_line_are_shown_as_the_line(line: str, folder: Path) 
 def test_overrides_that_no_line_gives_are_left(folder: Path) -> None:
     assert line_of(["model=resnet18"]) is None
     assert line_of(["program.script=train.py", "program.args=[--lr,'0.1']"]) is None
+    assert line_of(["program.script=train.py"]) is None, "torchrun train.py would be one rank"
+    assert line_of(["program.script=train.py", "cluster=two_node"]) == ["torchrun", "cluster=two_node", "train.py"]
     ranks = ["cluster.nproc_per_node=2", "program.script=train.py", "program.args.lr=0.1"]
     assert line_of(ranks) == ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "0.1"]
 

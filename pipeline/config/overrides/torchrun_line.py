@@ -502,6 +502,8 @@ def line_of(overrides: Sequence[str]) -> list[str] | None:
         # `run` sets both one rank and no torchrun. With only one of the two, the overrides are shown. One rank under
         # torchrun could be shown as `torchrun train.py`, but `doit train` with the overrides starts the same run.
         or is_alone != (ranks == "1")
+        # `torchrun train.py` sets one rank, and the overrides as many as this computer has
+        or (ranks is None and "cluster" not in value_by_name)
     ):
         return None
     if is_alone:
