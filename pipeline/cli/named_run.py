@@ -68,7 +68,7 @@ def configuration(invocation: Invocation, resolved: Section, root: Path) -> tupl
         stored = documents.read(folder.path / run_folder.CONFIG)
     except (documents.DamagedError, OSError) as error:
         raise UsageError(
-            f"{folder.path / run_folder.CONFIG} can't be read, so only its words tell of run {folder.key}: {error}",
+            f"{folder.path / run_folder.CONFIG}, the configuration of run {folder.key}, can't be read: {error}",
             hint=_with_words(invocation.verb),
         ) from error
     folder.refuse_altered_config()

@@ -138,6 +138,7 @@ def _folders(cluster: Cluster, number: int, facts: HostFacts, spec: AttemptSpec,
 
 def _binds_to_numa_nodes(cluster: Cluster, host: Host, fact: HostFacts) -> bool:
     """Return whether host and torchrun can bind each rank to the cores near its GPU."""
+    # ``placement``: CUDA_VISIBLE_DEVICES, by which a sweep gives each of its parallel trials GPUs of its own
     gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
     release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
     is_able = fact.can_bind_numa and release >= _NUMA_TORCH
@@ -176,7 +177,8 @@ def environment(
 
     ``one_thread``: a rank gets one thread instead of its share of the cores. ``network``: variables of the network.
     """
-    # on CPUs the last bits of a result depend on the number of threads, so it must not depend on the host's cores
+    # on CPUs the last bits of a result depend on the number of threads, so it must not depend on the host's cores;
+    # ``shared_by`` is the number of runs (trials of a sweep) that use the host at a time
     threads = 1 if one_thread else max(1, fact.cpus // (host.nproc_per_node * host.shared_by))
     env = {**rank_environment.ALWAYS, "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S), "OMP_NUM_THREADS": str(threads)}
     return {
@@ -190,16 +192,22 @@ def environment(
 
 
 def warm_environment(cluster: Cluster) -> WarmEnvironment | None:
-    """Return the environment for warm parents, which start during the probe; None: it isn't known yet, or differs."""
+    """Return the environment for warm parents, which start during the probe and later fork the ranks.
+
+    None: none are started then, because of a container, hosts that differ, or a configured PYTHONPATH.
+    """
     if cluster.container is not None:
         return None
-    # all hosts get the same probe; and PYTHONPATH, which contains the run's folder on a host, isn't known yet
+    # All hosts get the same probe, so their settings must be equal. A configured PYTHONPATH decides what Python imports
+    # at its start, and can't be set yet: the run's folder, which isn't known before the probe, comes first in it
+    # (``environment``). Without a configured one, the parent starts without PYTHONPATH, and its forks add the folder.
     settings = [{**host.placement, **host.env} for host in cluster.hosts]
     ranks = {host.nproc_per_node * host.shared_by for host in cluster.hosts}
     if any(one != settings[0] for one in settings) or len(ranks) > 1 or "PYTHONPATH" in settings[0]:
         return None
     one_thread = cluster.device != "cuda"
     env = {**rank_environment.ALWAYS, **({"OMP_NUM_THREADS": "1"} if one_thread else {}), **settings[0]}
+    # 0: the cores aren't divided among ranks, as each has one thread
     return WarmEnvironment(env=env, ranks_per_host=0 if one_thread else ranks.pop())
 
 

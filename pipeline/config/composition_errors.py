@@ -36,13 +36,16 @@ TryCompose = Callable[[Sequence[str]], DictConfig | None]
 """A function that composes overrides; it returns None if they can't be composed."""
 _ABSENT = object()
 _PACKAGE = "# @package _global_"
-_IN_FILE = re.compile(r"In '([^']+)': ")  # how Hydra's errors name a configuration file
-_FULL_KEY = re.compile(r"full_key: (\S+)")  # how OmegaConf's errors name a field
+# Beside each pattern is a message that it matches. Hydra's begin with the file, OmegaConf's end with the field:
+_IN_FILE = re.compile(r"In '([^']+)': ")  # In 'experiment/x': Could not find …
+_FULL_KEY = re.compile(r"full_key: (\S+)")  # full_key: trainer.epochs
+# Value 'x' of type 'str' could not be converted to Integer
 _NO_NUMBER = re.compile(r"Value ('.*') of type '\w+' could not be converted to (Integer|Float)")
-_NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")
-_NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")
-_NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")
-_TWICE = re.compile(r"Multiple values for (\S+)\. ")
+_NO_KEY = re.compile(r"Key '[^']+' not in '([^']+)'")  # Key 'epohcs' not in 'TrainerConfig'
+_NO_OPTION = re.compile(r"Could not find '([^']+)/([^'/]+)'")  # Could not find 'experiment/dataset/digits'
+_NO_OVERRIDE = re.compile(r"Could not override '([^'@]+)")  # Could not override 'datset'. No match in the defaults list
+_TWICE = re.compile(r"Multiple values for (\S+)\. ")  # Multiple values for dataset. To override a value use …
+# of a word: trainer.epohcs=3; ~nothing; nogroup@x=y; +seed=4
 _UNKNOWN = re.compile(
     r"Could not override '([^']+)'|Could not delete from config\. '([^']+)' does not exist"
     r"|config group '([^']+)' does not exist|An item is already at '([^']+)'"
@@ -265,7 +268,10 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
         name = match[1].removeprefix(f"{group}/") if match else ""
         if match is None or not (line := file.entry(name)):
             continue
-        # the entry lacks "override" or the slash before the group's name
+        # The group exists, and the entry lacks "override" or the slash before the group's name. In experiment/x.yaml:
+        # - dataset: digits           Could not find 'experiment/dataset/digits'
+        # - override dataset: digits  Could not override 'experiment/dataset@dataset'
+        # - /dataset: digits          Multiple values for dataset
         written = file.lines[line - 1].strip()
         if name in groups and (name != match[1] or match.re is _TWICE):
             effect = f"look into conf/{group}/{name}, as a name without / is inside of the file's own group"
@@ -275,6 +281,7 @@ def _wrong_entry(failure: CompositionFailure) -> UsageError | None:
                 f"{file.at(line)}: {written!r} would {effect}",
                 hint=f"- override /{name}: {written.partition(':')[2].strip()}",
             )
+        # - override /datset: digits  Could not override 'datset'
         if match.re is _NO_OVERRIDE:
             return UsageError(f"{file.at(line)}: there is no group {name!r} to override; {suggestion(name, groups)}")
     return None
@@ -343,7 +350,11 @@ def _unknown_field(place: str, field: str, settings_name: str) -> UsageError:
 
 # ------------------------------------------------------------------------------ words
 def _no_override(failure: CompositionFailure) -> UsageError | None:
-    """Explain an override that can't be parsed, without the ``++`` that ``for_hydra`` added."""
+    """Explain an override that can't be parsed, as the user typed it.
+
+    ``for_hydra`` (overrides/words.py) adds ``++`` to some overrides, because Hydra demands it before a new name in a
+    mapping, such as program.args.width=3.
+    """
     unparsed = next((cause for cause in failure.causes if isinstance(cause, OverrideParseException)), None)
     if unparsed is None and failure.culprit.name:
         return None
@@ -430,6 +441,7 @@ def _other(failure: CompositionFailure) -> UsageError:
 def _missing_option(error: MissingConfigException, failure: CompositionFailure) -> UsageError:
     """Explain an option that a group doesn't have; name the file that chooses it, if it isn't a word."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
+    # conf/model/mine.yaml chooses schema/model/mine. Hydra misses this if the module mine is gone or has no settings
     if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
         try:
             options.settings(option)  # raises the reason

@@ -49,7 +49,8 @@ def pack(dataset: DatasetConfig, pack_request: Request, work: Workspace, target:
     notes = _observed_call(dataset, work, ROOT)
     pack_request.refuse_changed()
     # refuse_changed compares the files as they are now. An edit that was undone again shows only in the digests that
-    # the hook took when the function opened the files.
+    # the hook took when the function opened the files. Source files get '' in the place of a digest: as no file has
+    # this digest, they are compared with their present content alone, which is the requested one (refuse_changed).
     keyed = {**{os.path.realpath(path): "" for path in pack_request.stamps}, **code}
     if edited := files_changed_meanwhile(notes, ROOT, keyed):
         raise DataError(f"{joined(edited)} was edited while {function} read it", hint="the same command again")
@@ -107,7 +108,8 @@ def _observed_call(dataset: DatasetConfig, work: Workspace, root: Path) -> Notes
 def _record_reads(folder: Path, notes: Notes, keyed_files: Collection[Path], root: Path, target: str) -> None:
     """Record in a pack which files the function read besides source and code (``keyed_files``), and warn about them."""
     keyed = {os.path.realpath(path) for path in keyed_files}
-    # code counts without its comments, so a function that reads code as text depends on more than the name says
+    # The pack's name covers imports of .py files, so these are in ``keyed``. But they count there without comments: a
+    # file that is opened as text is covered only if it is in ``bytewise``; so a .py file that is read so is recorded.
     bytewise = [os.path.realpath(path) for path in keyed_files if path.suffix != ".py"]
     record = request.stored_record(record_inputs(notes, root, keyed, bytewise))
     write_json(folder / READ, record)
@@ -126,6 +128,7 @@ def _main(task: dict[str, Any]) -> int:
     folder, config = Path(task["folder"]), OwnDatasetConfig(**task["config"])
     # processes that the function starts find the hook in the folder `site`, as sitecustomize.py
     os.environ["PYTHONPATH"] = os.pathsep.join([task["site"], os.environ["PYTHONPATH"]])
+    # import the user's sources without byte code, which may be that of a version edited within the same second
     hooks.compile_anew()
     hooks.start([(kind, path) for kind, path in task["zones"]], task["notes"])
     process_id = os.getpid()

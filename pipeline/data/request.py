@@ -45,7 +45,8 @@ _IGNORED = (
     "pipeline.data.manifest", "pipeline.data.progress",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.redact",
     "pipeline.core.processes.threads", "pipeline.core.tables",
-    "pipeline.core.places",  # paths only; but it names a module, and with it all of Paceline would count
+    # has only paths; but a string in it names pipeline.cli.project, which would count as an import of all of Paceline
+    "pipeline.core.places",
     "trainers.contract", "trainers.contract.data_pack", "trainers.contract.run_folder",
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
@@ -94,8 +95,11 @@ def request(dataset: DatasetConfig, data_dir: Path) -> Request:
     # canonical JSON sorts names, but a function of yours may depend on the order inside a mapping that it is given
     if order := orders_of_config({"dataset": settings}):
         decides_pack["order"] = order
+    # ``code`` lacks installed packages: the data set of another package is in one, and a function of yours may compute
+    # images with any. Paceline's own readers are in ``code``, and an upgrade of a package that decodes files for them
+    # keeps the pack: a run's key has the digest of its content.
     if dataset.name == OWN or not modules[0].startswith(f"{datasets.__name__}."):
-        decides_pack["versions"] = dict(code.versions)  # installed packages count by their version
+        decides_pack["versions"] = dict(code.versions)
     return Request(
         name=f"{dataset.name}-{sha256_text(canonical_json(decides_pack))[:12]}",
         stamps={path: fingerprint.stamp for path, fingerprint in fingerprint_by_path.items()},
@@ -141,7 +145,10 @@ def stored_record(inputs: InputRecord, given_variables: Collection[str] = ()) ->
 
 
 def reads_changed(record: Mapping[str, Any], root: Path, keyed_versions: Collection[str] = ()) -> str | None:
-    """Explain what has changed since a ``stored_record`` was made; None: nothing. A key holds ``keyed_versions``."""
+    """Explain what has changed since a ``stored_record`` was made; None: nothing.
+
+    ``keyed_versions``: distributions that are left out, because the caller's key already contains their versions.
+    """
     changed = first_change(record, root, keyed_versions)
     return changed or rank_environment.changed_variables(record, record.get("values"), os.environ)
 

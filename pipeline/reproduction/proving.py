@@ -116,9 +116,12 @@ def prove(
         say(f"killed {counted(len(killer.kills), 'time')} of {kills}: it had ended before it was time for the others")
     offer = ScriptAttempts(again.path, settings).resume_offer() if settings is not None else ""
     proof = Proof(verdict=verdict, evidence=evidence, unproven=unproven, offer=offer)
-    if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):  # nothing to explain
+    # Nothing to explain: on other hardware metrics differ no more than is allowed (``within_spread``); or steps and
+    # tensors are equal, and the results are equal or the run left none to compare (``nothing``).
+    if verdict.within_spread or (evidence.is_equal and (verdict.reproduced or verdict.nothing)):
         return proof
-    # an undisturbed repetition that differs from where the recorded run was resumed: that resume is at fault
+    # The recorded run itself may have been resumed. If a repetition without kills differs from it only from the step of
+    # that resume on, the resume is at fault.
     resumed, differs_at = resumed_at(first_steps(rows_by_attempt(folder.path))), evidence.differs_at
     if not killer.kills and resumed and differs_at is not None and differs_at >= resumed[0]:
         evidence = dataclasses.replace(evidence, resumed_at=resumed)
@@ -146,16 +149,21 @@ def _train(killer: Killer, words: Sequence[str], secrets: Mapping[str, str], *, 
 def _unproven(kills: Sequence[Kill], starts: Sequence[int | None], steps: Collection[int], *, resumes: bool) -> str:
     """Return why a killed repetition proves nothing, or ''.
 
-    ``starts``: ``first_steps`` of the repetition. ``steps``: all steps that the recorded run logged. ``resumes``: the
-    script resumes from its checkpoint, by {resume} or by itself."""
+    ``starts``: the first step that each attempt of the repetition logged, None for an attempt that logged none
+    (``first_steps``). ``steps``: all steps that the recorded run logged. ``resumes``: the script resumes from its
+    checkpoint, by {resume} or by itself. The lists in the comments are examples of ``starts`` with steps 0, 10, 20, 30.
+    """
     if not kills:
         return "it had ended before it could be killed"
+    # [0]: a single attempt, although there was a kill. [None] goes on to the last question: nothing was logged
     if len(starts) == 1 and starts != [None]:
         return "it was killed when its training had ended, so no attempt followed"
-    # an attempt that begins at the last of several steps has only evaluated again
+    # [0, None]: the last attempt logged nothing. [0, 30]: it began at the last step, so it has only evaluated again; of
+    # two steps in all it may have trained the second. [None, None]: a script without metrics, which shows neither.
     trained_nothing = starts[-1:] == [None] or (len(steps) > 2 and starts[-1:] == [max(steps)])
     if len(starts) > 1 and trained_nothing and any(step is not None for step in starts):
         return "it was killed behind its last checkpoint, with nothing left to train"
+    # [0, 0] without a checkpoint: it started over, which tests nothing of a script that could have resumed
     if resumes and not any(kill.checkpoint for kill in kills):
         return "it had saved no checkpoint before any kill, so nothing was resumed"
     return ""
@@ -179,6 +187,7 @@ def text(proof: Proof) -> str:
         head = f"PROVEN {run}: {killed}, and {proof.verdict.compared}, metrics and steps are equal"
         return "\n".join([head, *_about_resume(proof), *_not_compared(proof.verdict)])
     names = ",".join(item.field for item in proof.verdict.outcome if item.field != "steps")
+    # the advice of one culprit has [NAME] in the place of the metrics that differ: program.ignore_metrics=[NAME]
     mend = culprit.mend.replace("[NAME]", f"[{names or 'NAME'}]")
     finding = [f"  culprit  {culprit.finding}", f"  mend     {mend}"]
     if evidence.kills:
@@ -260,6 +269,7 @@ def draw_moments(timed: RunFolder, kills: int, seed: int, *, factor: float = 1.0
     ended = max((entry.time for entry in entries if entry.state is State.FINISHED), default=begun)
     rows = [row for row in metrics_file.rows(timed.path / run_folder.METRICS) if row.time_s >= begun]
     times = [row.time_s for row in rows]
+    # without two rows it isn't known when the training began: half of the attempt is left to the start (imports, data)
     first, last = (min(times), max(times)) if len(times) > 1 else ((begun + ended) / 2, ended)
     chance = random.Random(seed)
     # one kill in each of ``kills`` equal parts: a state that changes late shows only after a late kill

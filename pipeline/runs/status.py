@@ -41,6 +41,7 @@ def status(folder: RunFolder) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
         # without a lock its controller died, and the ranks may still run
         orphaned = last.state in UNDER_WAY and not locks.is_held(folder.lock)
+        # typed again, the command that started the run attaches to ranks that still run, or begins the next attempt
         lost = "; no command is attached: the command that started it goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.state is State.FINISHED and not folder.result.is_file() and not locks.is_held(folder.lock):

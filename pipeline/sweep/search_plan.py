@@ -65,6 +65,8 @@ def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
     """Return the most epochs that a trial can have: ``trainer.epochs`` may be varied itself."""
     item = space.dimensions.get("trainer.epochs")
     values = item.values if item is not None else (resolved["trainer"]["epochs"],)
+    # None: infinitely many, as in interval(1.0,5.0). Composing a trial refuses such a number of epochs, but ``check``
+    # may call this before (search.pruner=hyperband); then ``max`` raises ValueError.
     return max(int(value) for value in values or ())
 
 

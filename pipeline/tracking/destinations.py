@@ -50,7 +50,8 @@ class TrackingState:
     unsure: bool = False  # the answer to the creation of a run may have been lost, so the store may have one more
     attempt: int = 0
     system_offset_bytes: int = 0
-    # metric → lap and step of its last recorded point (``points.Mark``): a resumed attempt repeats earlier steps
+    # Metric → [lap, step] of its last recorded point (``points.Mark``), as a resumed attempt repeats earlier steps.
+    # The lap counts how often the metric's steps have begun anew, as in a script that counts from 0 in each epoch.
     marks: dict[str, list[int]] = field(default_factory=dict)
     nonfinite: dict[str, str] = field(default_factory=dict)  # metric → its first non-finite value, in words
     artifacts: dict[str, list[int]] = field(default_factory=dict)  # name of each uploaded file → its stamp

@@ -54,7 +54,9 @@ def preflight(current: Session) -> None:
         return
     say(checks.table(report.facts, width()))
     if measures or is_deep:
+        # the refusals (hosts don't fit the configuration, or don't reach each other) count as failed checks here
         say(f"\n{checks.summary(report.all_checks)}\n")
+    # ``checks`` alone, because only these have warnings; ``raise_if_failed`` raises the refusals
     for line in checks.warnings(report.checks):
         say(line)
     report.raise_if_failed()

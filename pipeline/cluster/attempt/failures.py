@@ -28,7 +28,9 @@ _MISMATCH_HINT = (
 _NEEDS_NO_TRACEBACK = re.compile(r"(?:TrainerError|ConfigError): ")  # raised by trainers; its text explains everything
 _SCRIPT_ERROR = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # printed by trainers.script.start
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")  # a retry fails again
-_MEMORY = re.compile(  # SIGKILL may come from the kernel's out-of-memory killer
+# SIGKILL may come from the kernel's out-of-memory killer. The warm parent, from which the ranks were forked, only waits
+# while they run: if it ends then, most likely this killer ended it.
+_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b|warm parent of the ranks",
     re.IGNORECASE,
 )
@@ -191,11 +193,13 @@ class HeldTracebacks:
         if begins or (held and _belongs_to(held, line.text)):
             self._held[source] = [*held, line]
             return
-        if held and not _ends_the_rank(held):  # the message at the end of the run shows those that end the rank
+        # a traceback that ended its rank stays held: ``failure_text`` shows the one that explains why an attempt failed
+        if held and not _ends_the_rank(held):
             self._show_held(source)
         self._show(line)
 
     def release(self) -> None:
+        """Show all lines that are still held: after an attempt that ended well, no message at the end shows them."""
         for source in [*self._held]:
             self._show_held(source)
 
@@ -226,7 +230,8 @@ def without_message(traceback: str, message: str) -> str:
 
 def shortened(traceback: str, folder: str) -> str:
     """Return a traceback with only the user's frames and the one that raised. ``folder``: the run folder's name."""
-    # make paths of the run's copy of the code relative: all others are those of installed packages
+    # make paths of the run's copy of the code relative: all others are those of installed packages. A script runs in a
+    # second copy (run_folder.WORK_COPY). The two folders ``above`` around it receive what the script writes to ../..
     snapshot = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/above/above/)?code/'
     blocks = list(_blocks(re.sub(snapshot, "", traceback.rstrip()) if folder else traceback))
     in_snapshot = [path for path, _ in blocks if path and not path.startswith("/")]

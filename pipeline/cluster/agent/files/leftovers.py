@@ -1,6 +1,9 @@
 """Folders that attempts left on this node, as their controller died or lost the host. They may hold checkpoints.
 
-The probe reports them, and the controller may then have them removed.
+The probe reports them, and the controller decides which ones are removed (``why_kept`` of pipeline/cluster/starts.py).
+``holds_outputs`` helps it: the next attempt, or another clone of the project, may fetch something from the folder.
+A folder with ``holds_unfetched`` has outputs that could not be fetched at the end of its run. It stays for the user: it
+is neither reported nor removed.
 """
 
 from __future__ import annotations
@@ -95,6 +98,7 @@ def holds_outputs(folder: str) -> bool:
     # a script gives its checkpoints any names, and may also save them in its working directory
     if any(names for _, _, names in os.walk(os.path.join(folder, run_folder.CHECKPOINTS))):
         return True
+    # ABOVE: the folder around this directory. GIVEN: the file with the stamps of what was there before the script began
     return any(
         size_of_new(os.path.join(work, run_folder.ABOVE), folder, read_stamps(os.path.join(work, run_folder.GIVEN))) > 0
         for work in glob.glob(os.path.join(glob.escape(folder), "work", "node*"))

@@ -27,6 +27,7 @@ def count_gpus() -> int:
         return _gpus_present()
     # a named device may be a part of a GPU (MIG), so there may be more names than GPUs
     named = len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    # the devices of AMD, WSL and a Jetson show that there are GPUs, but not how many, so the variable must name them
     present = named and (_gpus_present() or any(map(glob.glob, _OTHER_DEVICES)))
     return named if present else 0
 

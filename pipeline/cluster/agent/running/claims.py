@@ -3,6 +3,9 @@
 A claim is a file in a folder below /tmp, locked (flock) by the process that made it. The claim ends with that process,
 however it dies. The folder belongs to whoever used it first, and this user could replace anything in it by links. So
 the folder is opened once, without following links, and all paths are relative to that descriptor.
+
+Each claim names its group: an id of the controller process. Claims of one group never collide, because a controller
+with several runs, such as a sweep, divides the devices among them itself.
 """
 
 from __future__ import annotations

@@ -314,12 +314,15 @@ def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] |
     if error := too_old(output):
         return error
     value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
+    # as payload._FIND_PYTHON prints it, with a remark about each path that exists:
+    # paceline: no interpreter /opt/py/bin/python; /opt/py/bin/python is not executable; PATH=/usr/bin:/bin
     if absent := re.search(r"^paceline: no interpreter [^;\n]*(.*); PATH=(.*)$", output.stderr, re.MULTILINE):
         return (
             f"no such interpreter there: cluster.python={value}{absent[1]}; its login has PATH={absent[2]}",
             f"{_OTHER_PYTHON}, or install Python there ({ssh} ls /usr/bin/python3), or fix PATH in {_START_FILES}",
         )
-    # an error of /bin/sh itself; one in a login's start file begins with that file's name
+    # An error of /bin/sh itself; one in a login's start file begins with that file's name. A restricted shell refuses
+    # every exec ("exec: restricted"), so another interpreter wouldn't help.
     refused = re.search(r"^sh: .*\bexec: (.*)$", output.stderr, re.MULTILINE)
     if output.code in (126, 127) and refused and "restricted" not in refused[1]:
         return f"its interpreter can't be run: cluster.python={value}: {refused[1]}", _OTHER_PYTHON
@@ -327,7 +330,7 @@ def interpreter_error(host: Host, output: Output, ssh: str) -> tuple[str, str] |
 
 
 def too_old(output: Output) -> tuple[str, str] | None:
-    """Return the error if BOOTSTRAP has reported that the interpreter is too old for the node agent; None if not."""
+    """Return the error if payload.BOOTSTRAP, the program that loads the agent, reports a too old Python; else None."""
     version = _TOO_OLD.search(output.stderr)
     if version is None:
         return None
