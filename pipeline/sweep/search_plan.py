@@ -65,9 +65,9 @@ def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
     """Return the most epochs that a trial can have: ``trainer.epochs`` may be varied itself."""
     item = space.dimensions.get("trainer.epochs")
     values = item.values if item is not None else (resolved["trainer"]["epochs"],)
-    # None: infinitely many, as in interval(1.0,5.0). Composing a trial refuses such a number of epochs, but ``check``
-    # may call this before (search.pruner=hyperband); then ``max`` raises ValueError.
-    return max(int(value) for value in values or ())
+    if values is None:  # infinitely many, and hyperband asks before a trial is composed, which would refuse them
+        raise UsageError("trainer.epochs takes whole numbers", hint="trainer.epochs='int(interval(1,5))'")
+    return max(int(value) for value in values)
 
 
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:

@@ -76,6 +76,8 @@ def test_values_are_written_as_a_grid_writes_them() -> None:
         ({"name": "tpe", "pruner": "median"}, ["a=1,2"], "search.pruner=mean"),
         ({"name": "tpe", "pruner": "hyperband", "min_epochs": 9}, ["trainer.epochs=2,8"],
          "search.min_epochs=9 must not be above the 8 epochs of a trial"),
+        ({"name": "tpe", "pruner": "hyperband"}, ["trainer.epochs=interval(1,5)"],
+         "trainer.epochs takes whole numbers\n  try: trainer.epochs='int(interval(1,5))'"),
         ({"name": "tpe", "metric": "val/acuracy"}, ["a=1,2"], "did you mean val/accuracy?"),
         ({"name": "tpe", "objectives": ["val/loss less"]}, ["a=1,2"], "'val/loss less' is no objective"),
         ({"name": "tpe", "pruner": "median", "objectives": ["val/loss minimize", "train_s minimize"]}, ["a=1,2"],
