@@ -349,6 +349,11 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
     assert "try: git fetch" in said
 
 
+def _without_compositions(stamps: dict[str, int]) -> dict[str, int]:
+    """Without the cache beside the run folders in which `doit train` and `doit runs` keep what Hydra composed."""
+    return {name: stamp for name, stamp in stamps.items() if name != "runs/.paceline/composed.json"}
+
+
 @pytest.mark.ci
 @pytest.mark.long
 def test_a_run_folder_of_a_newer_version_is_refused_and_left_alone(trained: Checkout) -> None:
@@ -356,10 +361,10 @@ def test_a_run_folder_of_a_newer_version_is_refused_and_left_alone(trained: Chec
     path = trained.root / "runs" / key / "key.json"
     before = path.read_text()
     path.write_text(before.replace('"version": 3', '"version": 4'))
-    stamps = trained.files()
+    before_words = _without_compositions(trained.files())
     for words in (("train", *A), ("plan", *A), ("why", *A), ("evaluate", f"run={key}"), ("reproduce", f"run={key}")):
         said = trained.doit(*words, code=3)
         assert f"run {key} was written by a newer Paceline: key.json has version 4" in said
     assert f"{key}  NEWER" in trained.doit("runs")
-    assert trained.files() == stamps
+    assert _without_compositions(trained.files()) == before_words
     path.write_text(before)
