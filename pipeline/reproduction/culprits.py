@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pipeline.core.specs import State
 from pipeline.reproduction.compare import Verdict, is_time
@@ -416,21 +416,23 @@ def tensors_in(path: Path, *, random_states: bool = True) -> list[tuple[int, int
 
 
 def _tensors_of_safetensors(path: Path) -> list[tuple[int, int]]:
-    """Return size and CRC-32 of each tensor, sorted by name. The file's metadata may hold a time. Raises ValueError.
-
-    Format: the length of a JSON header (8 bytes, little endian), the header, all bytes of the tensors.
-    """
+    """Return size and CRC-32 of each tensor, sorted by name. The file's metadata may hold a time. Raises ValueError."""
     with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes > _LARGEST_PICKLE_BYTES:
-            raise ValueError(path.name)
-        header = json.loads(file.read(header_bytes))
-        tensors = []
+        header = _safetensors_header(file)
+        data_begins, tensors = file.tell(), list[tuple[int, int]]()
         for _, entry in sorted((name, entry) for name, entry in header.items() if name != "__metadata__"):
             begin, end = entry["data_offsets"]
-            file.seek(8 + header_bytes + begin)
+            file.seek(data_begins + begin)
             tensors.append((end - begin, zlib.crc32(file.read(end - begin))))
         return tensors
+
+
+def _safetensors_header(file: IO[bytes]) -> Any:
+    """Read the header, JSON behind its length of 8 bytes; the tensors' bytes follow. Raises ValueError."""
+    header_bytes = int.from_bytes(file.read(8), "little")
+    if header_bytes > _LARGEST_PICKLE_BYTES:
+        raise ValueError(f"a header of {header_bytes} bytes")
+    return json.loads(file.read(header_bytes))
 
 
 def _storages_of_bytes(archive: zipfile.ZipFile) -> set[str]:
@@ -481,7 +483,6 @@ def _texts(path: Path) -> Iterator[str]:
                         with archive.open(member) as pickled:
                             yield from (value for _, value, _ in pickletools.genops(pickled) if isinstance(value, str))
         elif path.suffix == ".safetensors":
-            if (header_bytes := int.from_bytes(file.read(8), "little")) <= _LARGEST_PICKLE_BYTES:
-                yield from json.loads(file.read(header_bytes))
+            yield from _safetensors_header(file)
         elif head.startswith(b"\x80"):  # a plain pickle, as of older versions of torch.save
             yield from (value for _, value, _ in pickletools.genops(file) if isinstance(value, str))
