@@ -55,13 +55,12 @@ def translated(
 
     Raises UsageError: an option that torchrun doesn't have, or that has no counterpart.
     """
-    if argv[:1] == ["run"] and set(argv[1:]) <= {"--json"}:
-        raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
-    _refuse_no_script(argv, folder)
     position = next((number for number, word in enumerate(argv) if word in ("torchrun", "run")), len(argv))
     before, name, following = argv[:position], "".join(argv[position : position + 1]), argv[position + 1 :]
     # `doit run TASK` is doit's own command
     is_line = name == "torchrun" or any(word.endswith(".py") or word == "-m" for word in following)
+    if not is_line and name == "run" and not before:
+        _refuse_no_script(following, folder)
     if not is_line or following[:1] in (["--help"], ["-h"]) or {"help", "info", "list"} & {*before}:
         return [*argv], []
     own_flags, typed = _split_own_flags(following)
@@ -80,19 +79,23 @@ def translated(
     return [*start, *overrides_of(line, folder, root, splits="sweep" in before)], notes
 
 
-def _refuse_no_script(argv: Sequence[str], folder: Path) -> None:
-    """Refuse ``run train --lr 0.1`` with train.py there, and ``run FOLDER``; ``run TASK`` is doit's own command."""
-    if argv[:1] != ["run"] or len(argv) < 2 or any(word.endswith(".py") or word == "-m" for word in argv):
-        return
-    script = f"{argv[1]}.py"
-    if (folder / script).is_file() and any(word.startswith("--") for word in argv[2:]):
+def _refuse_no_script(words: Sequence[str], folder: Path) -> None:
+    """Refuse the words behind `run` that name no script: none, ``train --lr 0.1`` beside train.py, a folder.
+
+    ``run TASK`` is doit's own command.
+    """
+    if set(words) <= {"--json"}:
+        raise UsageError("run needs a script", hint="doit run train.py --lr 0.1; doit help run")
+    first, *others = words
+    script = f"{first}.py"
+    if (folder / script).is_file() and any(word.startswith("--") for word in others):
         raise UsageError(
-            f"{argv[1]} is no script; did you mean {script}?", hint=f"doit run {shlex.join([script, *argv[2:]])}"
+            f"{first} is no script; did you mean {script}?", hint=f"doit run {shlex.join([script, *others])}"
         )
-    if (folder / argv[1]).is_dir() and ("/" in argv[1] or argv[1] in (".", "..")):
-        scripts = sorted(path.name for path in (folder / argv[1]).glob("*.py") if path.name != "dodo.py")
-        named = os.path.normpath(f"{argv[1]}/{scripts[0] if len(scripts) == 1 else 'SCRIPT.py'}")
-        raise UsageError(f"{argv[1]} is a folder, and run needs a script", hint=f"doit run {shlex.quote(named)}")
+    if (folder / first).is_dir() and ("/" in first or first in (".", "..")):
+        scripts = sorted(path.name for path in (folder / first).glob("*.py") if path.name != "dodo.py")
+        named = os.path.normpath(f"{first}/{scripts[0] if len(scripts) == 1 else 'SCRIPT.py'}")
+        raise UsageError(f"{first} is a folder, and run needs a script", hint=f"doit run {shlex.quote(named)}")
 
 
 def _replacement_notes(line: ScriptLine) -> Iterator[str]:
