@@ -158,9 +158,8 @@ def _run_page() -> list[str]:
 
 def _line_options() -> list[tuple[str, str]]:
     """Return the options of `run` and `torchrun`, whose lines become those of `train` or `sweep`."""
-    train, sweep = VERBS["train"].options, VERBS["sweep"].options
-    names = ("dry_run", "force", "detach", "prove", "budget", "json")
-    options = {**{name: train[name] for name in names}, "max_trials": sweep["max_trials"]}
+    options = {**VERBS["sweep"].options, **VERBS["train"].options}
+    del options["preflight.deep"]
     return [*_LINE_OPTIONS.items(), *((option.spelt(name), option.meaning) for name, option in options.items())]
 
 
