@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.overrides.torchrun_line import line_of
+from pipeline.config.overrides.script_line import line_of
 from pipeline.core import documents
 from pipeline.core.places import REPRODUCTIONS
 from pipeline.core.printable import printable, shell_line

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.cli.verbs import VERBS
-from pipeline.config.overrides import torchrun_line
-from pipeline.config.overrides.torchrun_line import ScriptLine, line_of, overrides_of
+from pipeline.config.overrides import script_line, torchrun_line
+from pipeline.config.overrides.script_line import ScriptLine, line_of, overrides_of
 from pipeline.core.errors import UsageError
 from pipeline.core.places import ROOT
 from tests.pipeline.composed import composed
@@ -110,7 +110,7 @@ def test_a_value_that_a_sweep_replaces_is_named(typed: str, replaced: list[str],
     "line", ["--lr 0.1 --debug", "fit --lr=0.1", "-- --x", "--neg -1", "-v -v", "--ab c d -e", "--_1 x", "--a 1 --bc 2"]
 )
 def test_the_arguments_are_passed_on_as_they_are(line: str) -> None:
-    assert words(torchrun_line._arguments_by_name(line.split())) == line.split()
+    assert words(script_line._arguments_by_name(line.split())) == line.split()
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_number_that_the_key_cannot_hold_is_refused(options: dict[str, Any], s
 def test_torchrun_alone_starts_one_rank_and_a_named_cluster_its_own_number(tmp_path: Path) -> None:
     for cluster, ranks in ((None, ["cluster.nproc_per_node=1"]), ("two_node", [])):
         line = ScriptLine(script="train.py", args=[], cluster=cluster)
-        assert list(torchrun_line._rank_overrides(line)) == ranks
+        assert list(script_line._rank_overrides(line)) == ranks
 
 
 @pytest.mark.parametrize("line", ["--x ???", "--x ??? y", "a ???", "--a ??? ??? --b"])
